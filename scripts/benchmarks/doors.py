@@ -33,10 +33,12 @@ from testbed.attacked import NAMES, Size, attacked_run, in_training
 from testbed.disturbance import need
 from testbed.passes import Issuer, key_file
 
+from tt_cli.identity.peer_key import made_key
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.swarm.allreduce.messages import SignedJoin, Signer
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
@@ -133,10 +135,15 @@ def measure_messages(members: int) -> dict[str, float]:
         async def remembered() -> None:
             closed.admit(text, peer)
 
-        gathered = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(text)])
+        key = RSAPrivateKey.__new__(RSAPrivateKey)
+        key._private_key = made_key(key_file(Path(folder), run, "trainer"))
+        join, signer = SignedJoin(run.identity, "5_ab", peer, 0.0, True, text), Signer(key)
+        signed = [
+            MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(join.sign(signer))]) for _ in range(members)
+        ]
 
         async def joins() -> None:
-            for _ in range(members):
+            for gathered in signed:
                 member_in(gathered, PeerID.from_base58(peer), closed)
 
         service = Service()
@@ -147,7 +154,7 @@ def measure_messages(members: int) -> dict[str, float]:
             "dht request, hivemind's tokens": per_call(REQUESTS // 10, by_tokens()),
             "a pass, verified": per_call(REQUESTS // 4, verified),
             "a pass, remembered": per_call(REQUESTS, remembered),
-            f"the passes of a group of {members}": per_call(REQUESTS // 10, joins),
+            f"the signed joins of a group of {members}": per_call(REQUESTS // 10, joins),
         }
         microseconds = {f"{name} (µs)": round(seconds * 1e6, 1) for name, seconds in found.items()}
         return microseconds | {"bytes of a pass, once for each service": len(frame(text))}

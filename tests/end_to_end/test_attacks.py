@@ -19,8 +19,8 @@ from tt_cli.swarm.allreduce.result import late_of
 from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
-LATE, LYING, ENDLESS, HUGE = "slow-loris peer", "lying reducer", "endless stream", "1e30"
-REFUSED = [name for name in ROUNDS if name not in (LATE, LYING, ENDLESS, HUGE)]
+LATE, LYING, ENDLESS, HUGE, LEADING = "slow-loris peer", "lying reducer", "endless stream", "1e30", "false leader"
+REFUSED = [name for name in ROUNDS if name not in (LATE, LYING, ENDLESS, HUGE, LEADING)]
 CLIPPED = [HUGE, *GRADIENTS]
 
 

@@ -6,6 +6,7 @@ Who lies about itself comes too: it has a pass, publishes what is not so, and no
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,17 @@ import pytest
 from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, local_swarm, tiny_run, wait_for_step
 from hivemind.p2p import P2P
 from testbed.attacks.records import EPOCHS_AHEAD, RECORDS
-from testbed.attacks.stranger import STRANGERS, Attempt, Facts, Pretence, Stranger, Tried, try_door
+from testbed.attacks.stranger import (
+    STRANGERS,
+    Attempt,
+    Facts,
+    Pretence,
+    Stranger,
+    Tried,
+    leader_now,
+    signer_of,
+    try_door,
+)
 from testbed.passes import HOUR, Issuer, key_file
 
 from tt_cli.identity.passes import CLOCK_LEEWAY
@@ -55,8 +66,9 @@ class Training:
     def facts(self) -> Facts:
         """What a member could tell a stranger."""
         peers = [member.of(Listening)[0] for member in self.trainers]
-        leader = min(peer.peer_id for peer in peers)
-        return Facts([peer.addresses[0] for peer in peers], leader, self.newest.epoch, self.newest.digest)
+        newest = self.newest
+        leader = leader_now([peer.peer_id for peer in peers], newest.epoch, newest.digest)
+        return Facts([peer.addresses[0] for peer in peers], leader, newest.epoch, newest.digest)
 
     def goes_on(self, steps: int) -> None:
         """Fails unless all trainers make so many more steps, all the same ones."""
@@ -83,17 +95,19 @@ def tried(
 ) -> list[Tried]:
     """What a bare node gets at these doors of every trainer. key: of its peer id; a fresh one without."""
 
+    key = key or Path(tempfile.mkdtemp(dir=training.folder)) / "key"
+
     async def knock() -> list[Tried]:
-        facts = training.facts()
+        facts, signer = training.facts(), signer_of(key)
         p2p = await P2P.create(
             initial_peers=facts.peers,
             host_maddrs=["/ip4/127.0.0.1/tcp/0"],
             dht_mode="client",
-            identity_path=None if key is None else str(key),
+            identity_path=str(key),
             check_if_identity_free=False,
         )
         PassGuard(Pretence(training.run, pass_text)).guard_calls(p2p)
-        stranger = Stranger(training.run, p2p, facts, pass_text)
+        stranger = Stranger(training.run, p2p, signer, facts, pass_text)
         try:
             tries = [try_door(stranger, attempt, peer) for attempt in attempts for peer in stranger.peers]
             return list(await asyncio.gather(*tries))

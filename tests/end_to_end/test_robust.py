@@ -1,4 +1,4 @@
-"""Members that attack what is averaged, as real peers: the others train on, and say who it was."""
+"""Members that attack what is averaged, or who averages, as real peers: the others train on, and say who it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Listening, Step, Trouble
+from tt_cli.supervisor.events import Listening, Round, Step, Trouble
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 LIES_FROM = 20  # steps
@@ -73,3 +73,29 @@ def test_who_attacks_what_is_averaged_is_named_and_changes_nothing(start_swarm: 
         (kept,) = member.home.rglob("*.accusation")
         assert kept.name.startswith(named)
     assert not any(troubles(member, name, "wrong average") for member in honest for name in ("anna", "ben", "cleo"))
+
+
+@pytest.mark.promise(
+    "A leader that says that nobody else listens is refused by all and named", also="tests/swarm/test_joins.py"
+)
+def test_who_leads_and_says_that_nobody_else_listens_is_refused_and_named(start_swarm: StartSwarm) -> None:
+    """Whoever leads could be the only reducer, and make every average what it says."""
+    swarm = start_swarm(tiny_run(schedule={"total_steps": 200}))
+    members = [
+        swarm.start_trainer(name, batch_size=4, seed=seed, attacks={"false leader": 2} if name == "dora" else {})
+        for seed, name in enumerate(("anna", "ben", "cleo", "dora"))
+    ]
+    *honest, dora = members
+    wait_for_step(swarm, 2, "anna", "ben", "cleo", "dora")
+    led = dora.of(Listening)[0].peer_id
+
+    def named() -> bool:
+        return all(troubles(member, "dora", "led a group") for member in honest)
+
+    assert swarm.wait(named, WAIT)
+    wait_for_step(swarm, max(map(last_step, honest)) + 2, "anna", "ben", "cleo")
+    assert_agreed(honest)
+    for member in honest:
+        refused = {peer: why for event in member.of(Round) for peer, why in event.rejected.items()}
+        assert refused.keys() == {led} and "led a group" in refused[led]
+        assert not any(event.rejected for event in committed(member)), "nothing came of such a group"

@@ -1,7 +1,8 @@
 """The averager's process in memory: the real `Averager` over a stand-in for hivemind's `DecentralizedAverager`.
 
 The stand-in finds groups as hivemind's matchmaking does (the leader takes in who asks, until all are there or its time
-is up), and gives the trainer's thread the same controls and futures. Signatures are a hash that names its signer.
+is up), and gives the trainer's thread the same controls and futures. Signatures are a hash that names its signer; what
+members sign when they join, and what all check of it, is the real code's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the nam
 
 import msgpack
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
@@ -75,9 +75,10 @@ class MemoryEvidence:
 class Control(Answer):
     """In the place of hivemind's `StepControl`."""
 
-    def __init__(self, gather: str, ends: float, deadline: float):
+    def __init__(self, gather: bytes, ends: float, deadline: float):
         super().__init__()
-        self.gather, self.scheduled_time, self.deadline, self.weight = gather, ends, deadline, 1.0
+        self.data_for_gather = wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack(gather)))
+        self.scheduled_time, self.deadline, self.weight = ends, deadline, 1.0
         self.stage, self.began_allreduce = AveragingStage.LOOKING_FOR_GROUP, False
         self.triggered, self.seeking = asyncio.Event(), None
 
@@ -129,7 +130,7 @@ class InMemoryAverager(DecentralizedAverager):
         method, args, more = message
         self._node.process.run(getattr(self, method)(*args, **more))
 
-    def step(self, *, gather: str, timeout: float, scheduled_time: float, **_: Any) -> Control:
+    def step(self, *, gather: bytes, timeout: float, scheduled_time: float, **_: Any) -> Control:
         skew = self.clock.dht_time() - self.clock.monotonic()
         control = Control(gather, scheduled_time - skew, self.clock.monotonic() + timeout)
         self._post(("_step", [], {"step": control, "future_for_init": None}))
@@ -161,9 +162,7 @@ class InMemoryAverager(DecentralizedAverager):
                 step.set_exception(error)
 
     async def _seek(self, control: Control) -> GroupInfo:
-        keys = self._keys()
-        mode = AveragingMode.CLIENT if self.client_mode else AveragingMode.NODE
-        shown = wire.GATHERED.pack((None, mode.value, wire.SHOWN_PASS.pack(control.gather)))
+        keys, shown = self._keys(), control.data_for_gather
         seek = self._lead if keys.plan.leader == str(self.peer_id) else self._follow
         group = await seek(control, keys.current_key, PeerID.from_base58(keys.plan.leader), shown)
         await keys.update_key_on_group_assembled(group)
@@ -206,7 +205,8 @@ class InMemoryAverager(DecentralizedAverager):
         try:
             group = await asyncio.shield(led)
         except asyncio.CancelledError:
-            joined.pop(context.remote_id, None)
+            if joined.get(context.remote_id) == request.gather:
+                del joined[context.remote_id]
             if not led.cancelled():
                 raise
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED)
@@ -225,6 +225,8 @@ class InMemoryAverager(DecentralizedAverager):
                 async for message in await self._stub(leader).rpc_join_group(request):
                     if message.code == averaging_pb2.BEGIN_ALLREDUCE:
                         peers = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+                        if self.peer_id not in peers or len(peers) != len(message.gathered):
+                            raise MatchmakingException("the leader sent a group of others")  # as hivemind asserts
                         return GroupInfo(message.group_id, peers, tuple(message.gathered))
                     if message.code != averaging_pb2.ACCEPTED:
                         break

@@ -5,6 +5,7 @@
   otherwise from the same state, in another round, is a minority's: it is overruled, and counted (docs/protocol.md);
 - *validity*: an average holds each member's gradient at most once, with its weight; what stays, of more than half;
 - *quorum*: who steps was told by more than half of its round that they have not dropped it;
+- *joins*: who accepts connections reduces, whatever the leader says;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign;
 - *no solo*: nobody steps alone or in a group of half of those who live or less;
 - *origin*: nobody holds a state that nobody made;
@@ -98,6 +99,9 @@ class Watch:
             raise Violation(
                 f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"
             )
+        for other in (one for one in self.machines if one.honest and one.peer_id in commit.members):
+            if (other.peer_id in commit.listening) == other.client:
+                raise Violation(f"joins: {machine.number} took what the leader said of {other.number} for true")
         self._check_words(machine, commit)
         if self._valid:
             self._check_shares(machine, {str(peer): self._number(str(peer)) for peer in commit.members})

@@ -17,7 +17,7 @@ from simulation.state import SimulatedTree
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import group_of, read_status
-from tt_cli.swarm.allreduce.messages import Commitment
+from tt_cli.swarm.allreduce.messages import Commitment, SignedJoin
 
 METHODS = (
     *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),
@@ -176,7 +176,73 @@ def two_faced(entropy: random.Random) -> Lie:
     return Turned(lambda peer: random.Random(f"{peer} {seed}").random() < 0.5)
 
 
+class Leader:
+    """Changes what it hands out where it leads, to all or to some."""
+
+    WAYS = ("nobody listens", "signs for others", "without", "old", "twice", "swapped", "elsewhere")
+
+    def __init__(self, entropy: random.Random):
+        self._ways = entropy.sample(self.WAYS, entropy.randint(1, 3))
+        self._seed, self._often, self._entropy = entropy.random(), entropy.choice([0.5, 1.0, 1.0]), entropy
+        self._to_itself = entropy.random() < 0.5  # it lies to a member about that one too
+        self._seen: dict[bytes, bytes] = {}  # peer → the first join that it had of it
+
+    def __call__(self, node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method != "rpc_join_group!" or message.code != averaging_pb2.BEGIN_ALLREDUCE:
+            return message
+        entries = dict(zip(message.ordered_peer_ids, message.gathered, strict=True))
+        for member, entry in entries.items():
+            self._seen.setdefault(member, entry)
+        if random.Random(f"{peer} {self._seed}").random() >= self._often:
+            return message
+        peers, gathered = list(entries), list(entries.values())
+        for way in self._ways:
+            peers, gathered = self._changed(node, way, peer.to_bytes(), peers, gathered)
+        return averaging_pb2.MessageFromLeader(
+            code=message.code, group_id=message.group_id, ordered_peer_ids=peers, gathered=gathered
+        )
+
+    def _changed(
+        self, node: Node, way: str, told: bytes, peers: list[bytes], gathered: list[bytes]
+    ) -> tuple[list[bytes], list[bytes]]:
+        me, signer = node.peer_id.to_bytes(), node.averager.signer
+        others = [place for place, peer in enumerate(peers) if peer != me and (self._to_itself or peer != told)]
+        if not others:
+            return peers, gathered
+        one, gathered = self._entropy.choice(others), list(gathered)
+        if way in ("nobody listens", "signs for others"):
+            for place in others:
+                body, key, signature = wire.ENVELOPE.read(self._envelope(gathered[place]))
+                fields = [*wire.JOIN.read(body)]
+                fields[5] = False
+                changed = wire.ENVELOPE.pack((wire.JOIN.pack(tuple(fields)), key, signature))
+                self._put(gathered, place, changed if way == "nobody listens" else signer.sign(fields))
+        elif way == "without":
+            left_out = self._entropy.choice([one, peers.index(told)])
+            peers, gathered = ([*some[:left_out], *some[left_out + 1 :]] for some in (peers, gathered))
+        elif way == "old":
+            gathered[one] = self._seen[peers[one]]
+        elif way == "twice":
+            peers, gathered = [*peers, peers[one]], [*gathered, gathered[one]]
+        elif way == "swapped":
+            mine = peers.index(me)
+            gathered[one], gathered[mine] = gathered[mine], gathered[one]
+        elif way == "elsewhere":
+            mine = peers.index(me)
+            _, join = SignedJoin.read(self._envelope(gathered[mine]), signer.opened)
+            self._put(gathered, mine, replace(join, leader=str(PeerID(peers[one]))).sign(signer))
+        return peers, gathered
+
+    @staticmethod
+    def _envelope(entry: bytes) -> bytes:
+        return wire.SIGNED_JOIN.read(wire.GATHERED.read(entry)[2])
+
+    @staticmethod
+    def _put(gathered: list[bytes], place: int, envelope: bytes) -> None:
+        gathered[place] = wire.GATHERED.pack((None, 1, wire.SIGNED_JOIN.pack(envelope)))
+
+
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "unsigned": unsigned,
-    "donor": donor, "two-faced": two_faced,
+    "donor": donor, "two-faced": two_faced, "leader": Leader,
 }  # fmt: skip

@@ -1,10 +1,10 @@
 """A schedule: who takes part, what goes wrong, and when; drawn from one number, run, checked, and made smaller.
 
 What is real: `Collaboration` with its threads; `PeerDirectory`, `SwarmState`, `Vote` and `ClaimLimits` (records,
-consensus, what is believed); `ParticipantSelector` with no-shows and stragglers; `Matchmaker`, `RoundPlan` and
-`LeaderRendezvous`; `Averager` with `AllReduce`, `Reducer`, `CommitProtocol`, `fetch_parts`, `KeptAverages`, `Audits`;
-`CatchUp`, `StepReplay`, `StateBridge` with `StateClient`, `StateServer` and `TrustedDigests` (a state has four small
-chunks); what `ConnectivityMonitor` makes of pings.
+consensus, what is believed); `ParticipantSelector` with no-shows and stragglers; `Matchmaker`, `RoundPlan`,
+`LeaderRendezvous` and signed joins; `Averager` with `AllReduce`, `Reducer`, `CommitProtocol`, `fetch_parts`,
+`KeptAverages`, `Audits`; `CatchUp`, `StepReplay`, `StateBridge` with `StateClient`, `StateServer` and `TrustedDigests`
+(a state has four small chunks); what `ConnectivityMonitor` makes of pings.
 
 What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. There are
 no roll-backs, no passes and no auxiliary peers.
@@ -78,6 +78,7 @@ SCENARIOS = {
     "donor": Scenario(liars=("donor",), crashes=3, sizes=(4, 5, 6)),
     "liar of two": Scenario(liars=("noise", "mute", "repeat", "broken", "unsigned"), sizes=(2,)),
     "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
+    "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
     "wrong": Scenario(liars=("wrong", "wrong", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6), known="agreement"),
 }

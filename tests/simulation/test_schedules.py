@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 COUNTS = {  # scenario → schedules
     **{"calm": 40, "lossy": 180, "crash": 170, "restart": 100, "partition": 250, "split": 150, "moment": 150},
     **{"long": 20, "hang": 170, "everything": 300, "pair": 280},
-    **{"liar": 90, "donor": 30, "liar of two": 40, "wrong": 50},
+    **{"liar": 90, "donor": 30, "liar of two": 40, "wrong": 50, "leader": 50},
 }
 AT_ONCE = 50  # schedules of one test, so that workers share them evenly
 PIECES = [(name, first) for name, count in COUNTS.items() for first in range(0, count, AT_ONCE)]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from simulation.averager import HashSigner
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
@@ -18,7 +20,7 @@ from simulation.virtual import VirtualLoop
 
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import Commitment, Inputs
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs, SignedJoin
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
@@ -48,21 +50,64 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
     in_virtual_time(run)
 
 
+def joins_of(members: int) -> dict[PeerID, SignedJoin]:
+    """What so many members that accept connections say."""
+    join = SignedJoin("run", "0_00", "leader", 0.0, True, "")
+    return {PeerID.from_base58(key_of(number).peer_id): join for number in range(members)}
+
+
 def group_of(members: int) -> GroupInfo:
-    """A group of so many members that accept connections."""
-    peers = tuple(PeerID.from_base58(key_of(number).peer_id) for number in range(members))
-    shown = wire.GATHERED.pack((None, AveragingMode.NODE.value, wire.SHOWN_PASS.pack("")))
-    return GroupInfo(b"group", peers, (shown,) * members)
+    """A group of these, of which nobody looks at the joins."""
+    return GroupInfo(b"group", tuple(joins_of(members)), (b"",) * members)
 
 
 def test_of_more_members_than_may_reduce_the_first_reduce() -> None:
     async def check(averager: Averager) -> None:
         await averager._prepare_round(RoundPlan("0_00", swarm=300))
         await averager._contribute(Contribution(8, 8.0))
-        allreduce = averager._begin(group_of(300), 8.0).allreduce
+        allreduce = averager._begin(b"group", joins_of(300), 8.0).allreduce
         assert len(allreduce.members) == 300 and allreduce.reducers == allreduce.members[:MAX_REDUCERS]
         signed = Commitment(allreduce.name, str(allreduce.me), len(allreduce.reducers), 255, 300, bytes(32), ())
         assert Commitment.read(signed.sign(averager.signer), averager.signer.opened) == signed
+
+    with_averager(check)
+
+
+def test_all_who_say_that_they_listen_reduce() -> None:
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", swarm=5))
+        await averager._contribute(Contribution(40, 8.0))
+        joins = joins_of(5)
+        deaf = next(peer for peer in joins if peer != averager.peer_id)
+        joins[deaf] = replace(joins[deaf], listens=False)
+        assert set(averager._begin(b"group", joins, 40.0).allreduce.reducers) == joins.keys() - {deaf}
+
+    with_averager(check)
+
+
+def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
+    async def check(averager: Averager) -> None:
+        other, me, now = key_of(1).peer_id, str(averager.peer_id), averager.clock.dht_time()
+        usual = SignedJoin(averager._run.identity, "0_00", me, now, True, "")
+        changes = ({"time": now - 600.0}, {"time": now + 600.0}, {"state_key": "1_00"}, {"leader": other}, {"run": "r"})
+        await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), me, 2))
+        averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
+
+        async def asked(join: SignedJoin, signer: str = other) -> int:
+            gathered = wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack(join.sign(HashSigner(signer)))))
+            request = averaging_pb2.JoinRequest(gather=gathered, group_key="key")
+            context = P2PContext("", "", PeerID.from_base58(other))
+            async for answer in averager.rpc_join_group(request, context):
+                return answer.code
+            raise AssertionError("no answer")
+
+        for change in changes:
+            assert await asked(replace(usual, **change)) == averaging_pb2.NOT_LOOKING_FOR_GROUP
+        assert await asked(usual, signer=me) == averaging_pb2.PROTOCOL_VIOLATION, "for another peer"
+        assert not averager._joined
+        assert await asked(usual) == averaging_pb2.ACCEPTED and set(averager._joined) == {PeerID.from_base58(other)}
+        await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), other, 2))
+        assert await asked(replace(usual, leader=other)) == averaging_pb2.NOT_LOOKING_FOR_GROUP, "it does not lead"
 
     with_averager(check)
 
@@ -89,7 +134,7 @@ def test_a_round_signs_nothing_of_an_average_that_is_fetched_meanwhile() -> None
         await averager._contribute(Contribution(8, 8.0))
         for name, gradient in gradient_of(0).items():
             averager.local.encode(name, gradient, 1)
-        commit = averager._begin(group_of(3), 8.0)
+        commit = averager._begin(b"group", joins_of(3), 8.0)
         abandoned = asyncio.create_task(commit.allreduce.run())
         await asyncio.sleep(0)  # it has opened the store, and nothing is averaged yet
         fetched = averager.store.open(averager.store.layout.parts(1))

@@ -12,15 +12,19 @@ import pytest
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MPFuture, get_dht_time
+from swarm.joins import ENTRIES, group_of
 from swarm.made import record
 from swarm.rounds import PEERS
 
+from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
+from tt_cli.swarm.allreduce.messages import open_envelope
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan, claim_limits
+from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan, claim_limits, leader_of
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.matchmaking import Matchmaker
+from tt_cli.swarm.membership.admission import Admission
 
 
 class Control:
@@ -71,7 +75,7 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
     ]
     assert claim_limits(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
     assert claim_limits(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
-    plan = RoundPlan("5_aa", frozenset("abc"), "a", 3)
+    plan = RoundPlan("5_aa", frozenset("abc"), leader_of("5_aa", "abc"), 3)
     assert RoundPlan.of("5_aa", records, 0, get_dht_time()) == plan, "two of the same members are equal"
 
 
@@ -112,6 +116,9 @@ def test_samples_and_loss_of_a_round_are_those_of_whoever_said_them() -> None:
     members = {"a": {"samples": 10, "loss": 20.0}, "b": {}, "c": {"samples": 30, "loss": 30.0}}
     assert RoundResult(members=members).samples_and_loss() == (40, 1.25)
     assert RoundResult(members={"a": {}}).samples_and_loss() == (0, None)
+
+
+OPEN = Admission(load_run("emoji"))
 
 
 def group(count: int) -> GroupInfo:
@@ -155,7 +162,7 @@ class Heard:
 def control_heard() -> tuple[StepControl, list[bool]]:
     MPFuture()  # it starts what those derived from it use
     seen: list[bool] = []
-    control = StepControl(get_dht_time(), get_dht_time() + 60.0, False, 1.0, b"")
+    control = StepControl(get_dht_time(), get_dht_time() + 60.0, False, 1.0, ENTRIES[0])
     control.attach(Heard(seen, control), Heard(seen, control))
     return control, seen
 
@@ -172,25 +179,22 @@ def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
     control, _ = control_heard()
     point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
     point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
-    asyncio.run(point.update_key_on_group_assembled(group(2)))
-    point.check(group(2), 3)
+    formed = group_of(0, 1)
+    asyncio.run(point.update_key_on_group_assembled(formed))
+    assert point.check(formed, 3, OPEN, open_envelope, 9.0).keys() == set(PEERS[:2])
     control.cancel()
     with pytest.raises(ValueError, match="given up"):
-        point.check(group(2), 3)
+        point.check(formed, 3, OPEN, open_envelope, 9.0)
 
 
 def test_a_group_needs_more_than_half_of_the_trainers_that_there_are_when_it_begins() -> None:
-    point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: None)
+    control, _ = control_heard()
+    point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
     point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
+    formed = group_of(0, 1)
+    asyncio.run(point.update_key_on_group_assembled(formed))
     with pytest.raises(ValueError, match="only 2 of 4 trainers came"):
-        point.check(group(2), 4)
-
-
-def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:
-    records = [record(peer_id=name, client_mode=name == "a") for name in "cab"]
-    plan = RoundPlan.of("5_aa", records, 0, get_dht_time())
-    assert (plan.leader, len(plan.members)) == ("b", 3)
-    assert RoundPlan.of("5_aa", records[1:2], 0, get_dht_time()).leader == ""
+        point.check(formed, 4, OPEN, open_envelope, 9.0)
 
 
 class Rounds:

@@ -35,7 +35,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.commit import read_status
-from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, Signer
+from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, SignedJoin, Signer
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
@@ -59,6 +59,7 @@ NOTICE = sign(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), ""
 SIGNED = Signer(SIGNER._private_key)
 OPENING = Opening(RoundName(RUN.identity, "5_ab", b"group"), PEER, PEER, 4.0, 0.1, (bytes(32),))
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
+JOIN = SignedJoin(RUN.identity, "5_ab", PEER, 900.0, True, PASS)
 STORE = AverageBuffer(LAYOUT, CODEC)
 PART = 4096
 ENCODED = {large: CODEC.of(large).encode(torch.linspace(-1, 1, PART)) for large in (True, False)}
@@ -114,7 +115,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "told to the leader": (
         lambda data: member_in(data, PeerID.from_base58(PEER), CLOSED),
         (ValueError, NotAdmitted),
-        MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(PASS)]),
+        MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(JOIN.sign(SIGNED))]),
     ),
     "pass": (
         lambda data: read_pass(data.decode(errors="replace"), AUTHORITY, RUN.identity, 1000.0),

@@ -14,7 +14,7 @@ import torch
 
 from testbed.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
 from testbed.attacks.member import ANOTHERS, FIRST_STEP
-from testbed.attacks.stranger import Facts
+from testbed.attacks.stranger import Facts, leader_now
 from testbed.attacks.table import STRANGER, Attack
 from testbed.disturbance import digests_of, need, states_of, tell_logs
 from testbed.passes import HOUR, Issuer, key_file
@@ -173,9 +173,8 @@ def _facts(honest: list[LocalPeer]) -> Facts | None:
         return None
     newest = max(steps, key=lambda event: event.epoch)
     peers = [member.of(Listening)[0] for member in honest]
-    return Facts(
-        [peer.addresses[0] for peer in peers], min(peer.peer_id for peer in peers), newest.epoch, newest.digest
-    )
+    leader = leader_now([peer.peer_id for peer in peers], newest.epoch, newest.digest)
+    return Facts([peer.addresses[0] for peer in peers], leader, newest.epoch, newest.digest)
 
 
 def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, Any]:

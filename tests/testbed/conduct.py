@@ -6,7 +6,7 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Opening
+from tt_cli.swarm.allreduce.messages import Opening, SignedJoin
+from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
 from tt_cli.swarm.averager import Averager
 
 Message: TypeAlias = averaging_pb2.AveragingData
@@ -25,6 +26,10 @@ Messages: TypeAlias = AsyncIterator[Message]
 
 class Conduct:
     """An honest member's. Each method gets what such a one does, and does it."""
+
+    def leads(self, group: GroupInfo, me: PeerID) -> tuple[bytes, ...]:
+        """The members' joins, as it hands them out and goes by them itself."""
+        return group.gathered
 
     def sends(self, allreduce: AllReduce, indexes: Sequence[int], messages: Messages) -> Messages:
         """Its parts, on their way to a reducer."""
@@ -90,17 +95,45 @@ class ConductedCommit(CommitProtocol):
         return await self.conduct.is_asked(self, partial(super().answer, peer, request))
 
 
+class ConductedRendezvous(LeaderRendezvous):
+    """Where groups form. conduct: as leader, from a step on its way."""
+
+    conduct: Callable[[int], Conduct]
+
+    async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
+        if self.plan.leader == str(self.peer_id):
+            gathered = self.conduct(step_of(self.plan)).leads(group_info, self.peer_id)
+            object.__setattr__(group_info, "gathered", gathered)  # what hivemind is about to send
+        await super().update_key_on_group_assembled(group_info)
+
+
+def step_of(plan: RoundPlan) -> int:
+    """The step that its round makes."""
+    return int(plan.state_key.split("_")[0]) + 1
+
+
 class ConductedAverager(Averager):
     """Asks how to conduct itself in each round. Subclasses say so."""
 
     allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
+    rendezvous_type = ConductedRendezvous
 
     def conduct(self, step: int) -> Conduct:
         """In the round towards this step. In the averager's process."""
         return Conduct()
 
-    def _begin(self, group_info: GroupInfo, weight: float) -> CommitProtocol:
-        commit = super()._begin(group_info, weight)
+    def leading(self, step: int) -> Conduct:
+        """As leader of a group for this step."""
+        return Conduct()
+
+    def _keys(self) -> LeaderRendezvous:
+        keys = super()._keys()
+        assert isinstance(keys, ConductedRendezvous)
+        keys.conduct = self.leading
+        return keys
+
+    def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
+        commit = super()._begin(group_id, joins, weight)
         assert isinstance(commit, ConductedCommit) and isinstance(commit.allreduce, ConductedAllReduce)
-        commit.conduct = commit.allreduce.conduct = self.conduct(int(self._plan.state_key.split("_")[0]) + 1)
+        commit.conduct = commit.allreduce.conduct = self.conduct(step_of(self._plan))
         return commit

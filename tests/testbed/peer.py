@@ -143,8 +143,14 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
         faults = DueFaults(mine.faults, own=False)
 
         def conduct(self, step: int) -> Conduct:
-            attacks = [attack for attack, first in mine.attacks.items() if first <= step]
-            return conduct_of(self.faults.take(step) or next(reversed(attacks), ""), mine.number)
+            return conduct_of(self.faults.take(step) or self._attack(step), mine.number)
+
+        def leading(self, step: int) -> Conduct:
+            return conduct_of(self._attack(step), mine.number)
+
+        @staticmethod
+        def _attack(step: int) -> str:
+            return next((attack for attack, first in reversed(mine.attacks.items()) if first <= step), "")
 
     class DifferentState(FaultyState):
         """In memory that is damaged."""

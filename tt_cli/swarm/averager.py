@@ -18,7 +18,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the nam
 
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
@@ -37,15 +36,18 @@ from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
-from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
+from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, SignedJoin, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
     KEPT_GROUPS,
+    SKEW,
     Contribution,
+    FalseGroup,
     LeaderRendezvous,
     RoundGroup,
     RoundPlan,
+    group_id_of,
     member_in,
 )
 from tt_cli.swarm.audit.audits import Audits
@@ -73,7 +75,7 @@ class Averager(StateBridge, DecentralizedAverager):
     read_tree: see StateBridge. line: caps on traffic, if there are any.
     """
 
-    allreduce_type, commit_type = AllReduce, CommitProtocol
+    allreduce_type, commit_type, rendezvous_type = AllReduce, CommitProtocol, LeaderRendezvous
 
     def __init__(
         self,
@@ -141,17 +143,23 @@ class Averager(StateBridge, DecentralizedAverager):
         """
         self._outer_pipe.send(("_prepare_round", [plan], {}))
         now, longest = self.clock.dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
-        timeout = 2 * longest + 1.0
+        timeout = self._seeking()
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
+        group = (self.audits.rules.run, plan.state_key, plan.leader)
+        join = SignedJoin(*group, now, not self.client_mode, self._membership.mine())
         return self.step(
-            gather=self._membership.mine(),  # for the leader, and through it for all members
+            gather=join.sign(self.signer),  # for the leader, and through it for all members
             timeout=timeout,
             scheduled_time=until,
             allow_retries=False,
             require_trigger=True,
             wait=False,
         )
+
+    def _seeking(self) -> float:
+        """Seconds for which a group is sought at most."""
+        return 2 * float(self.matchmaking_kwargs["min_matchmaking_time"]) + 1.0
 
     def average(
         self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
@@ -257,7 +265,7 @@ class Averager(StateBridge, DecentralizedAverager):
     def _keys(self) -> LeaderRendezvous:
         keys = self._matchmaking.group_key_manager
         if not isinstance(keys, LeaderRendezvous):
-            keys = self._matchmaking.group_key_manager = LeaderRendezvous(
+            keys = self._matchmaking.group_key_manager = self.rendezvous_type(
                 self.dht, self.prefix, lambda: self._matchmaking.step_control
             )
         return keys
@@ -268,13 +276,15 @@ class Averager(StateBridge, DecentralizedAverager):
         """Take members into a group as hivemind does, nobody else, and not who spoiled a round into the next one."""
         try:
             self._joins.charge(str(context.remote_id))
-            member_in(request.gather, context.remote_id, self._membership)
+            join = member_in(request.gather, context.remote_id, self._membership, self.signer.opened)
         except (Crowded, NotAdmitted, ValueError) as error:
             logger.info(f"{context.remote_id} was not taken into the group: {error}")
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        peer_id = str(context.remote_id)
-        if not self._plan.takes(peer_id) or peer_id in self.audits.proofs.guilty():
+        peer_id, plan = str(context.remote_id), self._plan
+        leads = plan.leader == str(self.peer_id) and join.group == (self.audits.rules.run, plan.state_key, plan.leader)
+        fresh = abs(join.time - self.clock.dht_time()) <= self._seeking() + SKEW
+        if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in super().rpc_join_group(request, context):
@@ -302,17 +312,20 @@ class Averager(StateBridge, DecentralizedAverager):
         began = loop_time()
         try:
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
-            self._keys().check(group_info, contribution.swarm)
-            commit = self._begin(group_info, weight)
+            admission, opened = self._membership, self.signer.opened
+            joins = self._keys().check(group_info, contribution.swarm, admission, opened, self._seeking())
+            commit = self._begin(group_id_of(group_info.gathered), joins, weight)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:
-                self._rounds[group_info.group_id] = commit
+                self._rounds[commit.allreduce.group_id] = commit
                 for old in list(self._rounds)[:-KEPT_GROUPS]:
                     del self._rounds[old]
                 self._begun.notify_all()
             await commit.allreduce.run()
             transferred, received = loop_time(), self.store.received
             await commit.run()
+        except FalseGroup as error:
+            return RoundResult(rejected={error.leader: str(error)}, problem=str(error))
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
@@ -322,21 +335,17 @@ class Averager(StateBridge, DecentralizedAverager):
             doubts = self.audits.begin(commit)
         return outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
 
-    def _begin(self, group_info: GroupInfo, weight: float) -> CommitProtocol:
-        """The two phases of this member's round in this group. Raises ValueError or TypeError for nonsense from it."""
-        modes = {
-            peer: member_in(data, peer, self._membership)
-            for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True)
-        }
-        members = sorted(modes, key=PeerID.to_bytes)
+    def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
+        """The two phases of this member's round in the group of those who joined so. weight: its samples."""
+        members = sorted(joins, key=PeerID.to_bytes)
         contribution: Contribution = self._contribution.result()
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         group = RoundGroup(
-            name=RoundName(self.audits.rules.run, self._plan.state_key, group_info.group_id),
+            name=RoundName(self.audits.rules.run, joins[self.peer_id].state_key, group_id),
             me=self.peer_id,
             members=members,
-            reducers=[peer for peer in members if modes[peer] != AveragingMode.CLIENT][:MAX_REDUCERS],
+            reducers=[peer for peer in members if joins[peer].listens][:MAX_REDUCERS],
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),

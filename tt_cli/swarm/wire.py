@@ -113,11 +113,13 @@ STATUS = Form(
 )
 """(group id, hashes, what is said, commitment, parts clipped by peer, commitments of others, whether it is dropped)"""
 
-GATHERED = Form("word to the leader", tuple[Any, int, bytes], (None, 0, b"\xa4pass"), most=MAX_PASS + 256)
-"""(bandwidth, averaging mode, packed pass), as hivemind's matchmaking writes it"""
+MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
+
+GATHERED = Form("word to the leader", tuple[float | None, int, bytes], (None, 0, b"\xc4\x04join"), most=MOST_JOIN)
+"""(bandwidth, averaging mode, packed envelope of a join), as hivemind's matchmaking writes it; the join alone counts"""
 
 PassText = Annotated[str, Field(max_length=MAX_PASS)]
-SHOWN_PASS = Form[str]("pass for a group", PassText, "pass", most=MAX_PASS + 5)
+SIGNED_JOIN = Form[bytes]("signed join", bytes, b"envelope", most=MOST_JOIN)
 
 # ------------------------------------------------------------------ what is signed of a round, and audits
 
@@ -128,6 +130,14 @@ ENVELOPE = Form(
     most=2**23,
 )
 """(body, public key, signature)"""
+
+JOIN = Form(
+    "join",
+    tuple[Literal["join"], str, str, str, Finite, bool, PassText],
+    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, "pass"),
+    most=MOST_JOIN,
+)
+"""("join", run, state key, leader, DHT time, whether it listens, pass)"""
 
 OPENING = Form(
     "opening",

@@ -8,10 +8,13 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 
 from testbed.conduct import Conduct, Message, Messages
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Opening, input_hash
@@ -121,6 +124,24 @@ class LyingReducer(Conduct):
         return codec.encode(average.neg_())
 
 
+class FalseLeader(Conduct):
+    """Says of all others that they accept no connections, where it leads: the average would be what it says."""
+
+    def leads(self, group: GroupInfo, me: PeerID) -> tuple[bytes, ...]:
+        members = zip(group.peer_ids, group.gathered, strict=True)
+        return tuple(entry if peer == me else self._deaf(entry) for peer, entry in members)
+
+    @staticmethod
+    def _deaf(entry: bytes) -> bytes:
+        """This entry, with the signature that it had."""
+        bandwidth, _, signed = wire.GATHERED.read(entry)
+        body, key, signature = wire.ENVELOPE.read(wire.SIGNED_JOIN.read(signed))
+        kind, run, state_key, leader, signed_at, _, shown = wire.JOIN.read(body)
+        said = wire.JOIN.pack((kind, run, state_key, leader, signed_at, False, shown))
+        envelope = wire.SIGNED_JOIN.pack(wire.ENVELOPE.pack((said, key, signature)))
+        return wire.GATHERED.pack((bandwidth, AveragingMode.CLIENT.value, envelope))
+
+
 class SlowLoris(Conduct):
     """Always just in time for the next message, and never done: as a sender, as a reducer, or when members commit."""
 
@@ -165,5 +186,6 @@ ROUNDS: dict[str, Callable[[int], Conduct]] = {
     "endless stream": lambda number: Endless(),
     "lying reducer": lambda number: LyingReducer(),
     "slow-loris peer": SlowLoris,
+    "false leader": lambda number: FalseLeader(),
 }
 """Attack → (which of the attackers it is, from 0) → its conduct in a round."""

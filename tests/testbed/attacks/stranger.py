@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,22 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
+from tt_cli.identity.peer_key import made_key
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
+from tt_cli.swarm.allreduce.messages import SignedJoin, Signer
+from tt_cli.swarm.allreduce.round_plan import leader_of
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.records.peer_record import peers_key
+from tt_cli.swarm.shared_state import state_key
 from tt_cli.swarm.state.client import request_of, stream_to
 
 PAUSE_SECONDS = 0.2  # between two tries
@@ -79,11 +85,23 @@ class Pretence(Admission):
         self.closed, self._mine = False, text
 
 
-class Stranger:
-    """run, facts: what it knows. p2p: its node. pass_text: what it shows as its pass."""
+def signer_of(path: Path) -> Signer:
+    """Who signs with the key in this file, which is made where it is missing."""
+    key = RSAPrivateKey.__new__(RSAPrivateKey)
+    key._private_key = made_key(path)
+    return Signer(key)
 
-    def __init__(self, run: RunConfig, p2p: P2P, facts: Facts, pass_text: str = ""):
-        self.run, self.p2p, self.facts, self.pass_text = run, p2p, facts, pass_text
+
+def leader_now(peers: Sequence[str], epoch: int, digest: str) -> str:
+    """Of these peers, the one that leads the groups of this state."""
+    return leader_of(state_key(epoch, digest), peers)
+
+
+class Stranger:
+    """run, facts: what it knows. p2p, signer: its node, and who signs with its key. pass_text: shown as its pass."""
+
+    def __init__(self, run: RunConfig, p2p: P2P, signer: Signer, facts: Facts, pass_text: str = ""):
+        self.run, self.p2p, self.signer, self.facts, self.pass_text = run, p2p, signer, facts, pass_text
         self.peers = [address.rpartition("/p2p/")[2] for address in facts.peers][:MOST_ASKED]
 
     def averager(self, peer_id: str) -> Any:
@@ -136,13 +154,15 @@ async def average(stranger: Stranger, member: str) -> str:
 
 async def group(stranger: Stranger, member: str) -> str:
     """A place in the next round. It sends nothing then, and all others would wait for it."""
-    facts = stranger.facts
+    facts, run = stranger.facts, stranger.run.identity
+    join = SignedJoin(run, state_key(facts.epoch, facts.digest), facts.leader, get_dht_time(), True, stranger.pass_text)
+    signed = join.sign(stranger.signer)
     request = averaging_pb2.JoinRequest(
         schema_hash=compute_schema_hash([torch.zeros(1)]),
         expiration=get_dht_time() + 60.0,
         client_mode=False,
-        gather=MSGPackSerializer.dumps([1.0, AveragingMode.NODE.value, MSGPackSerializer.dumps(stranger.pass_text)]),
-        group_key=f"{stranger.run.identity}_{facts.epoch}_{facts.digest[:16]}.0b",
+        gather=MSGPackSerializer.dumps([1.0, AveragingMode.NODE.value, MSGPackSerializer.dumps(signed)]),
+        group_key=f"{run}_{join.state_key}.0b",
     )
     stream = await stranger.averager(facts.leader).rpc_join_group(request)
     async for message in stream:
@@ -233,11 +253,15 @@ async def try_door(stranger: Stranger, attempt: Attempt, member: str) -> Tried:
 async def attack(name: str, run: RunConfig, facts: Path, tell: Callable[[Tried], None], orders: Orders) -> None:
     """Try all doors of one attack again and again, at one member after the other."""
     known = await _facts(facts, orders)
-    p2p = await P2P.create(initial_peers=known.peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client")
+    with tempfile.TemporaryDirectory() as folder:
+        signer, key = signer_of(Path(folder) / "key"), str(Path(folder) / "key")
+        p2p = await P2P.create(
+            initial_peers=known.peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client", identity_path=key
+        )
     PassGuard(Pretence(run)).guard_calls(p2p)
     try:
         while not orders.leave.is_set():
-            stranger = Stranger(run, p2p, await _facts(facts, orders))
+            stranger = Stranger(run, p2p, signer, await _facts(facts, orders))
             tries = [try_door(stranger, attempt, member) for attempt in STRANGERS[name] for member in stranger.peers]
             for tried in await asyncio.gather(*tries):
                 tell(tried)

@@ -1,12 +1,15 @@
 """Signed messages of a round, so that a reducer that made a wrong average can be shown to have done so.
 
+- A member asks a leader for a place in its group with a `SignedJoin`. All members get all joins, and the group's id is
+  their hash: what a member says of itself nobody else can change.
 - A sender opens its stream to a reducer with an `Opening`: its samples, and the hash of every part that it will send.
 - A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
   hashes of its averages.
 - An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
   guilty is who signed an average that does not follow from inputs that their senders signed.
 
-Everything is bound to the run, the state from which the round starts and its group; nothing of one round fits another.
+Everything else is bound to the run, the state from which the round starts and its group; nothing of one round fits
+another.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgpack
@@ -85,6 +88,37 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
         return form.read(packed)
     except wire.MalformedMessage as error:
         raise NotProven(f"no {form.name}") from error
+
+
+@dataclass(frozen=True)
+class SignedJoin:
+    """A member's signed word to the leader of a group, for this group alone.
+
+    time: when it was signed (DHT time). listens: the member accepts connections, and so reduces. pass_text: its pass,
+    "" in an open run.
+    """
+
+    run: str
+    state_key: str
+    leader: str
+    time: float
+    listens: bool
+    pass_text: str
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """What the joins of one group have in common."""
+        return self.run, self.state_key, self.leader
+
+    def sign(self, signer: Signer) -> bytes:
+        """The envelope."""
+        return signer.sign(["join", *astuple(self)])
+
+    @classmethod
+    def read(cls, envelope: bytes, opened: Opened = open_envelope) -> tuple[str, SignedJoin]:
+        """Who signed it, and what. Raises NotProven for anything else."""
+        signer, body = opened(envelope)
+        return signer, cls(*_read(body, wire.JOIN)[1:])
 
 
 class SignedMessage:

@@ -1,12 +1,15 @@
 """The members of a round, and how they find each other: at the peer that all of them take for the leader.
 
 In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
-signed records say who should come, and the smallest peer id leads; the others go to it directly.
+signed records say who should come, and the state, which nobody knows before, says which of them leads; the others go to
+it directly. The leader hands all signed joins to all, and decides nothing about them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
@@ -23,7 +25,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import RoundName
+from tt_cli.swarm.allreduce.messages import NotProven, Opened, RoundName, SignedJoin, open_envelope
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -31,6 +33,7 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 POLL_SECONDS = 0.1
 SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
+SKEW = 3.0  # seconds between two clocks: hivemind's DHT takes no more
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
 
@@ -54,9 +57,9 @@ class RoundPlan:
 
     @classmethod
     def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, now: float) -> RoundPlan:
-        """A round of the peers of these records; the smallest peer id that accepts connections leads. now: DHT time."""
+        """A round of the peers of these records, led by one of those that accept connections. now: DHT time."""
         members = frozenset(record.peer_id for record in records)
-        leader = min((record.peer_id for record in records if not record.client_mode), default="")
+        leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode])
         allowed = claim_limits(records, now)
         return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed)
 
@@ -87,6 +90,11 @@ class RoundPlan:
             raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
+
+
+def leader_of(state_key: str, peers: Iterable[str]) -> str:
+    """Who of these leads the groups of this state: the smallest hash of both. "" without peers."""
+    return min(peers, key=lambda peer: hashlib.sha256(f"{state_key} {peer}".encode()).digest(), default="")
 
 
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
@@ -136,30 +144,79 @@ class RoundGroup:
     limits: Mapping[str, float]
 
 
-def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
-    """The mode of a member of a group, by what it told the leader: its bandwidth, its mode and its pass.
+class FalseGroup(ValueError):
+    """A group that no honest leader hands out: who leads it, and what is wrong with it."""
 
-    Raises ValueError for anything else, NotAdmitted for who is no member of the run.
-    """
-    _, mode, shown = wire.GATHERED.read(gathered)
-    pass_text, averaging_mode = wire.SHOWN_PASS.read(shown), AveragingMode(mode)
+    def __init__(self, leader: str, words: str):
+        super().__init__(f"{leader} led a group {words}")
+        self.leader = leader
+
+
+@functools.lru_cache(maxsize=2 * MAX_MEMBERS)  # a leader is asked ten times a second, and all look at all joins
+def join_in(gathered: bytes, peer: PeerID, opened: Opened) -> SignedJoin:
+    """What this member of a group signed for it. Raises ValueError for anything else."""
+    signer, join = SignedJoin.read(wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2]), opened)
+    if signer != str(peer):
+        raise NotProven("it was signed by somebody else")
+    return join
+
+
+def member_in(gathered: bytes, peer: PeerID, membership: Admission, opened: Opened = open_envelope) -> SignedJoin:
+    """As `join_in`, of a member of the run. Raises NotAdmitted for anybody else."""
+    join = join_in(gathered, peer, opened)
     try:
-        membership.admit(pass_text, str(peer))
+        membership.admit(join.pass_text, str(peer))
     except NotAdmitted as error:
         raise NotAdmitted(f"{peer} is no member: {error}") from None
-    return averaging_mode
+    return join
+
+
+def joins_of(
+    group: GroupInfo, own: bytes, me: PeerID, membership: Admission, opened: Opened, patience: float
+) -> dict[PeerID, SignedJoin]:
+    """The joins of a group's members. own: what this peer gave to the leader. patience: seconds for which one seeks.
+
+    Raises FalseGroup where an entry is missing, is there twice, was changed or belongs to another group, NotAdmitted
+    for a group with who is no member of the run.
+    """
+    entries = dict(zip(group.peer_ids, group.gathered, strict=False))
+    mine, joins = join_in(own, me, opened), dict[PeerID, SignedJoin]()
+
+    def refused(words: str) -> FalseGroup:
+        return FalseGroup(mine.leader, words)
+
+    if not len(entries) == len(group.peer_ids) == len(group.gathered):
+        raise refused("of other members than joins")
+    if entries.get(me) != own:
+        raise refused("without what this peer signed")
+    for peer, gathered in entries.items():
+        try:
+            joins[peer] = member_in(gathered, peer, membership, opened)
+        except ValueError as error:
+            raise refused(f"in which {peer} joined with nonsense ({error})") from error
+        # this peer and its leader each had that much patience, and the leader's clock may differ from either's
+        if joins[peer].group != mine.group or abs(joins[peer].time - mine.time) > 3 * (patience + SKEW):
+            raise refused(f"with what {peer} signed for another one")
+    if mine.leader not in map(str, joins):
+        raise refused("without itself")
+    return joins
+
+
+def group_id_of(gathered: Sequence[bytes]) -> bytes:
+    """A group's id (32,): the hash of all of its members' joins, in whatever order they come."""
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(entry).digest() for entry in gathered))).digest()
 
 
 class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    seeker: what looks for a group now. formed: the newest groups that this peer was in, each with what looked for it.
+    seeker: what looks for a group now. formed: ids of the newest groups of this peer, each with what looked for it.
     """
 
-    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl | None]):
+    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.plan = RoundPlan()
-        self.formed: list[tuple[bytes, StepControl | None]] = []
+        self.formed: list[tuple[bytes, StepControl]] = []
         self._seeker = seeker
         self._asked = -math.inf
 
@@ -181,15 +238,21 @@ class LeaderRendezvous(GroupKeyManager):
         """Nobody looks for this peer on the DHT."""
         return True
 
-    def check(self, group: GroupInfo, swarm: int) -> None:
-        """Raise ValueError as `RoundPlan.check`, and for a group whose seeker was cancelled when it had just formed.
+    def check(
+        self, group: GroupInfo, swarm: int, membership: Admission, opened: Opened, patience: float
+    ) -> dict[PeerID, SignedJoin]:
+        """The members' joins. Raises as `joins_of` and `RoundPlan.check`, and ValueError for a group that was given up.
 
-        swarm: trainers that there are now: the plan was made when the group was first sought.
+        swarm: trainers that there are now: the plan was made when the group was first sought. patience: see `joins_of`.
         """
+        group_id = group_id_of(group.gathered)
+        seeker = next(seeker for formed, seeker in reversed(self.formed) if formed == group_id)
+        joins = joins_of(group, seeker.data_for_gather, self.peer_id, membership, opened, patience)
         replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group)
-        if any(seeker is not None and seeker.cancelled() for formed, seeker in self.formed if formed == group.group_id):
+        if seeker.cancelled():
             raise ValueError("the group was given up")
+        return joins
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered."""
-        self.formed = [*self.formed[-KEPT_GROUPS:], (group_info.group_id, self._seeker())]
+        self.formed = [*self.formed[-KEPT_GROUPS:], (group_id_of(group_info.gathered), self._seeker())]

@@ -1,0 +1,38 @@
+"""Groups of the four members of rounds.py, as their leader hands them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.utils import MSGPackSerializer
+from swarm.rounds import NAME, PEERS, SIGNERS
+
+from tt_cli.swarm.allreduce.messages import SignedJoin
+
+NOW = 1000.0  # DHT time at which all of them join
+
+
+def join_of(**changes: Any) -> SignedJoin:
+    """What a member signs for the group that the first one leads, except for `changes`."""
+    usual = {"run": NAME.run, "state_key": NAME.state_key, "leader": str(PEERS[0]), "time": NOW}
+    return SignedJoin(**usual | {"listens": True, "pass_text": ""} | changes)
+
+
+def packed(envelope: bytes, mode: int = 0) -> bytes:
+    """As hivemind's averager packs what a step gathers."""
+    return bytes(MSGPackSerializer.dumps([None, mode, MSGPackSerializer.dumps(envelope)]))
+
+
+def entry_of(number: int, **changes: Any) -> bytes:
+    """A member's entry. RSA's signatures differ each time."""
+    return packed(join_of(**changes).sign(SIGNERS[number]))
+
+
+def group_of(*numbers: int, **entries: bytes) -> GroupInfo:
+    """A group of these members. entries: others than they signed, of "m0" to "m3"."""
+    gathered = tuple(entries.get(f"m{number}") or ENTRIES[number] for number in numbers)
+    return GroupInfo(b"hivemind's, which counts nowhere", tuple(PEERS[number] for number in numbers), gathered)
+
+
+ENTRIES = [entry_of(number) for number in range(4)]
