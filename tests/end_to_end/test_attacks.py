@@ -19,8 +19,9 @@ from tt_cli.swarm.allreduce.result import late_of
 from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
-LATE, LYING, ENDLESS, HUGE, LEADING = "slow-loris peer", "lying reducer", "endless stream", "1e30", "false leader"
-REFUSED = [name for name in ROUNDS if name not in (LATE, LYING, ENDLESS, HUGE, LEADING)]
+LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "unlike averages"
+LATER = "lying reducer", "evasive reducer", "false leader"  # seen by more than one round
+REFUSED = [name for name in ROUNDS if name not in (LATE, ENDLESS, HUGE, UNLIKE, *LATER)]
 CLIPPED = [HUGE, *GRADIENTS]
 
 
@@ -64,6 +65,13 @@ def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, atta
     assert [list(each) for each in named] == [[str(members[-1].peer)]] * HONEST, named
     assert_alike(outcomes)
     assert own_shares_error(outcomes[0], members) < 0.02
+
+
+def test_who_signs_unlike_averages_is_proven_guilty_by_whoever_it_is_and_nobody_steps(nodes: Nodes) -> None:
+    outcomes, members = nodes.round(UNLIKE, HONEST)
+    liar = str(members[-1].peer)
+    assert [list(outcome.commit.proofs) for outcome in outcomes] == [[liar]] * HONEST
+    assert all(outcome.commit.dropped for outcome in outcomes)
 
 
 @pytest.mark.promise(

@@ -108,7 +108,7 @@ def donor(entropy: random.Random) -> Lie:
 
 
 class Turned:
-    """As a reducer gives some members averages with their sign turned, and tells and signs so in its statuses."""
+    """As a reducer gives some members averages with their sign turned, and signs and tells them so."""
 
     def __init__(self, deceived: Callable[[PeerID], bool]):
         self._deceived, self._sent = deceived, Counter[tuple[bytes, PeerID]]()
@@ -127,7 +127,14 @@ class Turned:
         if place < len(allreduce._own) and message.tensor_part.buffer:
             message = averaging_pb2.AveragingData.FromString(message.SerializeToString())
             message.tensor_part.buffer = self._turned(allreduce, allreduce._own[place])
+            if message.peer_id:
+                message.peer_id = self._signed(allreduce, message.peer_id)
         return message
+
+    def _signed(self, allreduce: Any, commitment: bytes) -> bytes:
+        signed = Commitment.read(commitment, allreduce.signer.opened)
+        outputs = tuple(part_hash(self._turned(allreduce, index)) for index in allreduce._own)
+        return replace(signed, outputs=outputs).sign(allreduce.signer)
 
     @staticmethod
     def _turned(allreduce: Any, index: int) -> bytes:
@@ -143,15 +150,23 @@ class Turned:
         hashes = list(status.hashes)
         for index in allreduce._own:
             hashes[index] = part_hash(self._turned(allreduce, index))
-        signed = Commitment.read(status.commitment, allreduce.signer.opened)
-        signed = replace(signed, outputs=tuple(hashes[index] for index in allreduce._own))
-        status = replace(status, hashes=tuple(hashes), commitment=signed.sign(allreduce.signer))
+        status = replace(status, hashes=tuple(hashes), commitment=self._signed(allreduce, status.commitment))
         return status.pack(allreduce.group_id)
 
 
 def wrong(entropy: random.Random) -> Lie:
     """Gives all the same wrong averages."""
     return Turned(lambda peer: True)
+
+
+def evasive(entropy: random.Random) -> Lie:
+    """Gives all the same wrong averages, and leaves audits unanswered."""
+    turned = Turned(lambda peer: True)
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        return None if method == "rpc_audit!" else turned(node, peer, method, message)
+
+    return lie
 
 
 def unsigned(entropy: random.Random) -> Lie:
@@ -243,6 +258,6 @@ class Leader:
 
 
 KINDS = {
-    "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "unsigned": unsigned,
-    "donor": donor, "two-faced": two_faced, "leader": Leader,
+    "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "evasive": evasive,
+    "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader,
 }  # fmt: skip

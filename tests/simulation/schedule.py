@@ -41,7 +41,7 @@ class Scenario:
     cut_seconds: of a cut, at most. moments: cuts that begin with a certain message of the protocol.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
-    third of them. known: the promise that it is known to break.
+    third of them.
     """
 
     loss: float = 0.0
@@ -57,7 +57,6 @@ class Scenario:
     liars: tuple[str, ...] = ()
     aggregation: str = "mean"
     sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
-    known: str = ""
     seconds: float = 10.0
     least_seconds: float = 0.05
 
@@ -79,8 +78,8 @@ SCENARIOS = {
     "liar of two": Scenario(liars=("noise", "mute", "repeat", "broken", "unsigned"), sizes=(2,)),
     "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
     "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
-    "wrong": Scenario(liars=("wrong", "wrong", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
-    "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6), known="agreement"),
+    "wrong": Scenario(liars=("wrong", "wrong", "evasive", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6)),
 }
 
 

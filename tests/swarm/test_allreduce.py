@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -11,12 +12,17 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
-from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
+from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, Outcome, expected, run_round
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.average_buffer import part_hash
+from tt_cli.swarm.allreduce.commit import read_status
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+
+RULES = RoundRules(NAME.run, LAYOUT, CODEC, "mean")
 
 
 class Client(Member):
@@ -203,6 +209,52 @@ def test_who_cannot_fetch_the_majoritys_bytes_does_not_keep_its_own() -> None:
     deceived, *others = run_round(Member(0), Mute(1), MuteTwoFaced(2))
     assert deceived.store.missing() == sorted(deceived.agreement.wanted) != []
     assert_whole(others)
+
+
+class SignsBoth(TwoFaced):
+    """Signs for each what it sends to it."""
+
+    deceived = (PEERS[0], PEERS[1])
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        sent = []
+        async for message in super().rpc_aggregate_part(stream, context):
+            sent.append(part_hash(message.tensor_part.buffer))
+            if self.allreduce.commitment and len(sent) == len(self.allreduce.parts_of(self.peer)):
+                signed = replace(Commitment.read(self.allreduce.commitment), outputs=tuple(sent))
+                message.peer_id = signed.sign(SIGNERS[self.number])
+            yield message
+
+
+@pytest.mark.promise("No two members step with unlike averages, whatever a reducer signs for whom")
+def test_who_signs_unlike_averages_is_proven_guilty_by_both_and_nobody_steps() -> None:
+    members = [Member(0), Member(1), SignsBoth(2), Member(3)]
+    liar = str(PEERS[2])
+    for outcome in run_round(*members):
+        result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
+        assert outcome.commit.dropped and not result.complete
+        if outcome.allreduce.me != PEERS[2]:
+            assert (
+                result.rejected == {liar: "signed unlike averages"}
+                and result.problem == f"{liar}: signed unlike averages"
+            )
+            assert verify(Accusation.read(outcome.commit.proofs[liar]), RULES) == liar
+
+
+def test_nobody_steps_while_one_with_other_averages_does_not_say_who_signed_them() -> None:
+    class Secretive(Member):
+        """Answers what it is asked once by each, and not what others signed for it."""
+
+        async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+            if read_status(message, len(self.allreduce.parts)).others:
+                raise ConnectionError("no more")
+            return await super().rpc_settle(message, context)
+
+    secretive, *others, _ = run_round(Secretive(0), Member(1), Member(3), TwoFaced(2))
+    for outcome in others:
+        assert outcome.commit.dropped and outcome.commit.unclear.keys() == {str(PEERS[0])}
+        assert outcome_of(outcome.commit, 1.0, {}, frozenset(), {}).failed == outcome.commit.unclear
+    assert not secretive.commit.dropped, "who has the majority's averages now is not unlike them"
 
 
 def test_two_members_that_disagree_drop_the_round() -> None:

@@ -156,6 +156,27 @@ def test_a_proof_that_is_changed_proves_nothing() -> None:
         verify(made, replace(RULES, run="other-12345678"))
 
 
+def test_two_unlike_commitments_to_one_round_are_a_proof_and_nothing_less_is() -> None:
+    envelope = commitments(honest_round()[0])[str(PEERS[1])]
+    mine = Commitment.read(envelope)
+
+    def accused(other: Commitment, signer: int = 1) -> Accusation:
+        return Accusation(envelope, other.sign(SIGNERS[signer]), Accusation.UNLIKE, ())
+
+    for unlike in (replace(mine, outputs=mine.outputs[::-1]), replace(mine, complete=2), replace(mine, position=2)):
+        packed = accused(unlike).pack()
+        assert verify(Accusation.read(packed), RULES) == str(PEERS[1])
+    elsewhere = replace(mine.name, group_id=b"other"), replace(mine.name, state_key="6_abc")
+    for wrong in (
+        accused(mine),
+        *(accused(replace(mine, name=name, outputs=mine.outputs[::-1])) for name in elsewhere),
+        accused(replace(mine, outputs=mine.outputs[::-1]), signer=2),
+        replace(accused(mine), inputs=b"nothing"),
+    ):
+        with pytest.raises(NotProven):
+            verify(wrong, RULES)
+
+
 def test_an_honest_reducer_is_not_proven_guilty_by_its_own_words() -> None:
     outcomes = honest_round()
     allreduce = outcomes[1].allreduce

@@ -178,3 +178,37 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
     assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
     mine.forgive()
     assert not mine.plan(seen, *HERE).lacking
+
+
+def test_who_leaves_audits_unanswered_is_named_for_longer_each_time() -> None:
+    mine = company("b", "c", "liar")
+    for epoch, until in ((5, 15), (16, 36), (37, 77)):
+        mine.stepped(epoch, RoundResult(complete=True, doubts={"liar": "did not show its inputs"}))
+        assert mine.slow == {"liar": until}
+    for _ in range(99):
+        mine.stepped(100, RoundResult(complete=True, doubts={"liar": "did not show its inputs"}))
+    assert mine.slow == {"liar": 100 + stragglers.MOST_STEPS}
+    mine.stepped(900, RoundResult(complete=True))
+    assert not mine.slow
+
+
+def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike() -> None:
+    """Until then the state says who leads: whoever failed once is as likely right as wrong."""
+    names, leaders = ["me", "b", "c"], [dict[float, str](), dict[float, str]()]
+    for found, late in zip(leaders, (0.0, 9.0), strict=True):
+        clock = SteppedClock()
+        board: Any = SimpleNamespace(trainers=lambda: frozenset(names))
+        mine = ParticipantSelector("me", board, lambda: (), turn=10.0, clock=clock)
+        first = mine.plan(view("b", "c"), *HERE).leader
+        assert first == leader_of("5_aa", names)
+        clock.now += late
+        mine.ended(RoundResult(problem="it broke"), (), (), 5)
+        clock.now += 9.0
+        assert mine.plan(view("b", "c"), *HERE).leader == first
+        clock.now += 31.0 - late
+        for _ in range(40):
+            clock.now += 5.0
+            found[clock.now] = mine.plan(view("b", "c"), *HERE).leader
+        moved = SwarmState.of([record(one, epoch=6, digest="bb") for one in names])
+        assert mine.plan(moved, 6, "bb").leader == leader_of("6_bb", names)
+    assert leaders[0] == leaders[1] and set(leaders[0].values()) == set(names)

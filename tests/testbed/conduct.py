@@ -47,6 +47,10 @@ class Conduct:
         """Averages, on their way to a sender."""
         return messages
 
+    def shows(self, show: Callable[[], bytes]) -> bytes:
+        """To an audit, what it sent or reduced."""
+        return show()
+
     async def commits(self, commit: CommitProtocol, run: Callable[[], Awaitable[None]]) -> None:
         """The second phase of the round."""
         await run()
@@ -75,6 +79,9 @@ class ConductedAllReduce(AllReduce):
 
     def _put_own(self, place: int, encoded: bytes) -> None:
         super()._put_own(place, self.conduct.reduces(self, place, encoded))
+
+    def show(self, asker: str, reducer: str, index: int | None) -> bytes:
+        return self.conduct.shows(partial(super().show, asker, reducer, index))
 
     def rpc_aggregate_part(self, stream: Messages, context: Any) -> Messages:
         return self.conduct.answers(self, context.remote_id, super().rpc_aggregate_part(stream, context))

@@ -48,6 +48,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     RoundGroup,
     RoundPlan,
     group_id_of,
+    longest_search,
     member_in,
 )
 from tt_cli.swarm.audit.audits import Audits
@@ -143,7 +144,7 @@ class Averager(StateBridge, DecentralizedAverager):
         """
         self._outer_pipe.send(("_prepare_round", [plan], {}))
         now, longest = self.clock.dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
-        timeout = self._seeking()
+        timeout = longest_search(longest)
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
@@ -156,10 +157,6 @@ class Averager(StateBridge, DecentralizedAverager):
             require_trigger=True,
             wait=False,
         )
-
-    def _seeking(self) -> float:
-        """Seconds for which a group is sought at most."""
-        return 2 * float(self.matchmaking_kwargs["min_matchmaking_time"]) + 1.0
 
     def average(
         self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
@@ -283,7 +280,8 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         peer_id, plan = str(context.remote_id), self._plan
         leads = plan.leader == str(self.peer_id) and join.group == (self.audits.rules.run, plan.state_key, plan.leader)
-        fresh = abs(join.time - self.clock.dht_time()) <= self._seeking() + SKEW
+        patience = longest_search(self._run.swarm.matchmaking_time)
+        fresh = abs(join.time - self.clock.dht_time()) <= patience + SKEW
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
@@ -312,8 +310,9 @@ class Averager(StateBridge, DecentralizedAverager):
         began = loop_time()
         try:
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
+            patience = longest_search(self._run.swarm.matchmaking_time)
             admission, opened = self._membership, self.signer.opened
-            joins = self._keys().check(group_info, contribution.swarm, admission, opened, self._seeking())
+            joins = self._keys().check(group_info, contribution.swarm, admission, opened, patience)
             commit = self._begin(group_id_of(group_info.gathered), joins, weight)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:
@@ -330,6 +329,8 @@ class Averager(StateBridge, DecentralizedAverager):
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts: dict[str, str] = {}
+        for guilty, proof in commit.proofs.items():
+            self.audits.proofs.keep(guilty, proof)
         if not commit.dropped:
             self._averages.committed(commit.allreduce.name.state_key)
             doubts = self.audits.begin(commit)

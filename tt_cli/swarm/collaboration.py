@@ -26,7 +26,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.allreduce.round_plan import RoundPlan, longest_search
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.clock import Clock
@@ -130,8 +130,9 @@ class Collaboration:
             run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT"), self.clock
         )
         guilty, late = self.averager.audits.proofs.guilty, BLAMELESS * run.swarm.next_chunk_timeout
+        turn = 2 * longest_search(run.swarm.matchmaking_time)
         self._selector = ParticipantSelector(
-            self.peer_id, self.board, guilty, self.averager.show_proofs, late, self.clock
+            self.peer_id, self.board, guilty, self.averager.show_proofs, late, turn, self.clock
         )
         self._worker: threading.Thread | None = None
 
@@ -278,7 +279,7 @@ class Collaboration:
     # ------------------------------------------------------------------ rounds, in the background thread
 
     def _samples_of_swarm(self, view: SwarmState) -> int:
-        others = [r for r in view.members(*self.state.position) if r.peer_id != self.peer_id]
+        others = [r for r in view.members(*self.state.position) if r.peer_id not in {self.peer_id, *view.owing}]
         return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: SwarmState) -> bool:

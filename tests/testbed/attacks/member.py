@@ -18,7 +18,7 @@ from tt_cli.swarm.shared_state import LockedState
 
 FIRST_STEP = 3
 FALSE_DONOR, ANOTHERS = "false donor", "another's peer id"
-MEMBERS = (*ROUNDS, *GRADIENTS, *RECORDS, FALSE_DONOR)
+MEMBERS = tuple(dict.fromkeys([*ROUNDS, *GRADIENTS, *RECORDS, FALSE_DONOR]))
 
 
 def attacking(honest: type[Collaboration], attacks: Mapping[str, int], number: int) -> type[Collaboration]:

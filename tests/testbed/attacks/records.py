@@ -28,6 +28,7 @@ RECORDS: dict[str, Lie] = {
     "epoch 10^9": lambda record, published: {"epoch": 10**9},
     "samples 10^12": lambda record, published: {"samples": 10**12, "total_samples": 10**12},
     "speed inf": endless_speed,
+    "weight never published": lambda record, published: {"samples": 0, "samples_per_second": 0.0},
 }
 
 

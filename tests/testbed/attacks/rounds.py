@@ -16,8 +16,9 @@ from hivemind.proto import runtime_pb2
 from testbed.conduct import Conduct, Message, Messages
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Opening, input_hash
+from tt_cli.swarm.allreduce.messages import Commitment, Opening, input_hash
 from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 ENDLESS = 10**5  # messages more than were asked for, then this attacker is tired too
@@ -50,6 +51,11 @@ def weighs(weight: float) -> Change:
         message.weight = weight
 
     return change
+
+
+def unpublished(allreduce: AllReduce, part: TensorPart, message: Message) -> None:
+    """Claims four target batches, where all have computed as much as this one."""
+    message.weight = 4.0 * allreduce.weight * len(allreduce.members)
 
 
 def filled(value: float, weight: float | None = None) -> Change:
@@ -114,14 +120,43 @@ class Endless(Conduct):
             yield last
 
 
+def negative(allreduce: AllReduce, place: int, encoded: bytes) -> bytes:
+    """Of the average of one of its own parts."""
+    part = allreduce.reducer.parts[place]
+    codec, average = allreduce.codec.of(part.large), torch.empty(part.elements)
+    codec.decode_into(encoded, average)
+    return codec.encode(average.neg_())
+
+
 class LyingReducer(Conduct):
     """Reduces to the negative of the average, and sends all the same bytes."""
 
     def reduces(self, allreduce: AllReduce, place: int, encoded: bytes) -> bytes:
-        part = allreduce.reducer.parts[place]
-        codec, average = allreduce.codec.of(part.large), torch.empty(part.elements)
-        codec.decode_into(encoded, average)
-        return codec.encode(average.neg_())
+        return negative(allreduce, place, encoded)
+
+
+class EvasiveReducer(LyingReducer):
+    """And leaves audits unanswered."""
+
+    def shows(self, show: Callable[[], bytes]) -> bytes:
+        raise ValueError("not today")
+
+
+class UnlikeAverages(Conduct):
+    """Sends every other member the negative of the average, and signs for each what it sends to it."""
+
+    async def answers(self, allreduce: AllReduce, peer: PeerID, messages: Messages) -> Messages:
+        deceived, place = allreduce.members.index(peer) % 2, 0
+        hashes = []
+        async for message in messages:
+            if deceived and place < len(allreduce.reducer.parts):
+                message.tensor_part.buffer = negative(allreduce, place, message.tensor_part.buffer)
+                hashes.append(part_hash(message.tensor_part.buffer))
+                place += 1
+                if message.peer_id:
+                    signed = Commitment.read(allreduce.commitment)
+                    message.peer_id = dataclasses.replace(signed, outputs=tuple(hashes)).sign(allreduce.signer)
+            yield message
 
 
 class FalseLeader(Conduct):
@@ -184,7 +219,10 @@ ROUNDS: dict[str, Callable[[int], Conduct]] = {
     "shape [1]": sends(of_one_element),
     "huge declared size": sends(declared_huge),
     "endless stream": lambda number: Endless(),
+    "weight never published": sends(unpublished),
     "lying reducer": lambda number: LyingReducer(),
+    "evasive reducer": lambda number: EvasiveReducer(),
+    "unlike averages": lambda number: UnlikeAverages(),
     "slow-loris peer": SlowLoris,
     "false leader": lambda number: FalseLeader(),
 }

@@ -4,8 +4,10 @@
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
 2. A part that it lacks it fetches from a member that has it. Where hashes differ, the bytes that more than half of the
    members with this part hold are the average; who holds others fetches those.
-3. It commits when it then has every part, and has heard from more than half of those whom it can hear. It drops the
-   round when nobody has some part, or no bytes have a majority whatever the others hold from whom it heard nothing.
+3. It commits when it then has every part, and has heard from a quorum of those whom it can hear. It drops the round
+   when nobody has some part, or no bytes have a majority whatever the others hold from whom it heard nothing.
+4. Who holds other bytes is asked what their reducer signed. Who signed unlike averages for two members is guilty by
+   that, and nobody steps; nor where one does not answer, for it may be about to step with the other ones.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -18,6 +20,8 @@ ahead and takes the average over from them; it never steps on anything else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +36,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Commitment, NotProven
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.clock import loop_time
 
@@ -50,8 +54,8 @@ class PartStatus:
     """One member's word about a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
     commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
-    others: peer id → what that member signed; in a question b"", for who asks did not hear it. dropped: it will not
-    step with this average. waited: peer id → seconds for which it waited for that one, not checked.
+    others: peer id → what that member signed, b"" where it was not heard, and in a question. dropped: it will not step
+    with this average. waited: peer id → seconds for which it waited for that one, not checked.
     """
 
     hashes: tuple[bytes, ...]
@@ -109,15 +113,20 @@ class Agreement:
         return not (self.lost or self.disputed or self.unheard)
 
 
+def quorum(members: int) -> int:
+    """Of so many members, as many as commit together: two such sets share an honest one where less than a third lie."""
+    return (members + (members - 1) // 3) // 2 + 1
+
+
 def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0, dropped: int = 0) -> Agreement:
     """The outcome of comparing this member's hashes and the others' (peer id → hashes).
 
     silent: how many more there are from whom nothing was heard. dropped: how many of `others` have dropped the round.
-    More than half must be heard that have not; and where members differ, the majority must be one whatever the silent
-    ones hold.
+    A quorum must be heard that has not; and where members differ, the majority must be one whatever the silent ones
+    hold.
     """
     there, all_others = 1 + len(others) - dropped, len(others) + silent
-    few = f"heard from {there - 1} of {all_others} others" if there <= silent + dropped else ""
+    few = f"heard from {there - 1} of {all_others} others" if there < quorum(1 + all_others) else ""
     agreement = Agreement(unheard=few)
     for index, mine in enumerate(own):
         votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
@@ -139,9 +148,11 @@ class CommitProtocol:
 
     said: what this member says about itself.
 
-    statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
-    repaired: parts that were fetched. agreement, unsigned: why the round was dropped, if it was: see `unsigned_by`.
-    dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was given up.
+    statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
+    from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
+    the round was dropped, if it was: see `unsigned_by`. unclear: members with other averages that did not say what was
+    signed for them, with words. proofs: reducers that signed unlike averages, each with an accusation. dropped: this
+    member does not step with the average. heard_at: peer id → when it had answered, or was given up.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -149,7 +160,8 @@ class CommitProtocol:
         self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
         self.statuses: dict[str, PartStatus] = {}
-        self.passed_on: dict[str, set[bytes]] = {}
+        self.passed_on: dict[str, dict[str, bytes]] = {}
+        self.unclear, self.proofs = dict[str, str](), dict[str, bytes]()
         self.heard_at: dict[str, float] = {}
         self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
         self._said, self._waited = said, dict[str, float]()
@@ -170,7 +182,8 @@ class CommitProtocol:
         status = read_status(request, len(self.allreduce.parts))
         await self._hear(str(peer), status)
         await asyncio.wait_for(self._over.wait(), self.patience)
-        known = {other: signed for other, signed in self.commitments.items() if other in status.others}
+        words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
+        known = {other: words.get(other, b"") for other in status.others}
         return self.status(known).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
@@ -191,15 +204,18 @@ class CommitProtocol:
         heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
         silent = (called.keys() | calling) - heard.keys()
         self.agreement = agree(self._hashes, heard, len(silent), sum(self._answered.values()))
-        unheard = called.keys() - self.commitments.keys()
-        if unheard and self.agreement.reached:
-            await asyncio.gather(*(self._ask_about(unheard, called[peer]) for peer in self._answered))
+        differing = {*map(self._reducer_of, self.agreement.differing)}
+        unheard = called.keys() - self.commitments.keys() if self.agreement.reached else set()
+        if about := differing | unheard:
+            await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
+            self._compare_words(differing)
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if self.agreement.reached:
             await self._repair()
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
-        self.dropped = few or not self.agreement.reached or not self.holds() or bool(self.store.missing())
+        unlike = bool(self.unclear or self.proofs)
+        self.dropped = few or unlike or not self.agreement.reached or not self.holds() or bool(self.store.missing())
         if not self.dropped:
             self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
             self.dropped = bool(self.unsigned)
@@ -261,7 +277,29 @@ class CommitProtocol:
             logger.info(f"asking {member} about {silent} failed: {error!r}")
             return
         for peer in status.others.keys() & silent:
-            self.passed_on.setdefault(peer, set()).add(status.others[peer])
+            self.passed_on.setdefault(peer, {})[str(member)] = status.others[peer]
+
+    def _compare_words(self, reducers: Collection[str]) -> None:
+        """Find who signed unlike averages, and who holds others and did not say what its reducer signed."""
+        for index in self.agreement.differing:
+            reducer, (best, _) = self._reducer_of(index), self.agreement.wanted.get(index, (self._hashes[index], []))
+            for peer in self._answered.keys() - self.passed_on.get(reducer, {}).keys() - {reducer}:
+                if self.statuses[peer].hashes[index] not in (best, MISSING):
+                    self.unclear[peer] = f"did not say which averages {reducer} signed for it"
+        for reducer in reducers:
+            told = [self.allreduce.signed, {peer: status.commitment for peer, status in self.statuses.items()}]
+            heard = {words.get(reducer, b"") for words in told} | {*self.passed_on.get(reducer, {}).values()}
+            signed = dict[bytes, Commitment]()
+            for envelope in sorted(heard):
+                with contextlib.suppress(NotProven):
+                    signed[envelope] = Commitment.read(envelope, self.allreduce.signer.opened)
+            for one, other in itertools.combinations(signed, 2):
+                mine = (signed[one].name, signed[one].reducer) == (self.allreduce.name, reducer)
+                if mine and signed[one].contradicts(signed[other]):
+                    self.proofs[reducer] = Accusation(one, other, Accusation.UNLIKE, ()).pack()
+
+    def _reducer_of(self, index: int) -> str:
+        return str(self.allreduce.reducers[self.allreduce.parts[index].reducer])
 
     async def _repair(self) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""
@@ -283,7 +321,7 @@ class CommitProtocol:
 
 
 def unsigned_by(
-    allreduce: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]]
+    allreduce: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Mapping[str, bytes]]
 ) -> dict[str, str]:
     """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
 
@@ -298,7 +336,9 @@ def unsigned_by(
             continue
         place = (allreduce.name, peer, len(allreduce.reducers), position)
         faults[peer] = "nobody heard what it signed"
-        for envelope in [commitments[peer]] if peer in commitments else sorted(passed_on.get(peer, ())):
+        for envelope in (
+            [commitments[peer]] if peer in commitments else sorted({*passed_on.get(peer, {}).values()} - {b""})
+        ):
             try:
                 signed = Commitment.read(envelope, allreduce.signer.opened)
                 if (signed.name, signed.reducer, signed.reducers, signed.position) != place:

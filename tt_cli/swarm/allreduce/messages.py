@@ -6,7 +6,8 @@
 - A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
   hashes of its averages.
 - An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
-  guilty is who signed an average that does not follow from inputs that their senders signed.
+  guilty is who signed an average that does not follow from inputs that their senders signed. Or it is two unlike
+  commitments of one reducer to one round: nobody honest signs twice, for its own join is in the group's id.
 
 Everything else is bound to the run, the state from which the round starts and its group; nothing of one round fits
 another.
@@ -183,6 +184,10 @@ class Commitment(SignedMessage):
         if not 0 <= self.position < self.reducers <= MAX_REDUCERS:
             raise NotProven("a commitment of no reducer")
 
+    def contradicts(self, other: Commitment) -> bool:
+        """True for two that nobody honest signs both."""
+        return (self.name, self.reducer) == (other.name, other.reducer) and self != other
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -214,8 +219,11 @@ class Accusation:
     """That a reducer's average of one part is wrong: all that is needed to see it, but for the run file.
 
     commitment: envelope. inputs: packed. index: of the part among the reducer's. parts: what each sender sent of it, in
-    the order of the openings; b"" where the reducer did not use it.
+    the order of the openings; b"" where the reducer did not use it. Where index is UNLIKE, inputs is the envelope of
+    another commitment to the same round.
     """
+
+    UNLIKE: ClassVar[int] = -1
 
     commitment: bytes
     inputs: bytes
@@ -255,11 +263,16 @@ class RoundRules:
 def verify(accusation: Accusation, rules: RoundRules) -> str:
     """The guilty reducer's peer id. Raises NotProven where the accusation shows no guilt.
 
-    Guilty is who signed an average of other bytes than its inputs lead to, or inputs that nobody signed.
+    Guilty is who signed an average of other bytes than its inputs lead to, inputs that nobody signed, or two unlike
+    averages.
     """
     commitment = Commitment.read(accusation.commitment, rules.opened)
     if commitment.name.run != rules.run or not rules.layout.size:
         raise NotProven("an accusation of another run")
+    if accusation.index == Accusation.UNLIKE:
+        if not commitment.contradicts(Commitment.read(accusation.inputs, rules.opened)):
+            raise NotProven("not two unlike commitments to one round")
+        return commitment.reducer
     if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
         raise NotProven("other inputs than the reducer signed")
     own = [part for part in rules.layout.parts(commitment.reducers) if part.reducer == commitment.position]

@@ -11,6 +11,8 @@ from tt_cli.swarm.allreduce.allreduce import too_few
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
 
+UNLIKE = "signed unlike averages"
+
 
 @dataclass(frozen=True)
 class RoundResult:
@@ -73,8 +75,11 @@ def outcome_of(
         repaired=commit.repaired,
         differing=len(agreement.differing),
         # what was seen first explains the rest
-        rejected=dict(commit.unsigned.items() - silent.items()) | transfer.rejected | transfer.reducer.rejected,
-        failed=silent | transfer.failed,
+        rejected=dict(commit.unsigned.items() - silent.items())
+        | dict.fromkeys(commit.proofs, UNLIKE)
+        | transfer.rejected
+        | transfer.reducer.rejected,
+        failed=silent | commit.unclear | transfer.failed,
         disputed=frozenset(str(reducer) for reducer in disputed - {transfer.me}),
         problem=_problem(commit, received) if commit.dropped else "",
         seconds={**seconds, "reduce": transfer.reducer.seconds},
@@ -122,6 +127,10 @@ def _waited_for(commit: CommitProtocol) -> dict[str, dict[str, float]]:
 
 def _problem(commit: CommitProtocol, received: float) -> str:
     transfer, agreement = commit.allreduce, commit.agreement
+    if commit.proofs or commit.unclear:
+        return "; ".join(
+            f"{peer}: {why}" for peer, why in (dict.fromkeys(commit.proofs, UNLIKE) | commit.unclear).items()
+        )
     if agreement.disputed:
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:

@@ -56,12 +56,11 @@ class RoundPlan:
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, now: float) -> RoundPlan:
-        """A round of the peers of these records, led by one of those that accept connections. now: DHT time."""
+    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, turn: int = 0) -> RoundPlan:
+        """A round of the peers of these records, led by one of those that accept connections. turn: see `leader_of`."""
         members = frozenset(record.peer_id for record in records)
-        leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode])
-        allowed = claim_limits(records, now)
-        return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed)
+        leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode], turn)
+        return cls(state_key, members, leader, max(swarm, len(members)))
 
     @property
     def enough(self) -> bool:
@@ -92,21 +91,25 @@ class RoundPlan:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
 
 
-def leader_of(state_key: str, peers: Iterable[str]) -> str:
-    """Who of these leads the groups of this state: the smallest hash of both. "" without peers."""
-    return min(peers, key=lambda peer: hashlib.sha256(f"{state_key} {peer}".encode()).digest(), default="")
+def leader_of(state_key: str, peers: Iterable[str], turn: int = 0) -> str:
+    """Who of these leads the groups of this state in this turn: the smallest hash of all three. "" without peers."""
+    return min(peers, key=lambda peer: hashlib.sha256(f"{state_key} {peer} {turn}".encode()).digest(), default="")
+
+
+def longest_search(matchmaking_time: float) -> float:
+    """Seconds for which a group is sought at most."""
+    return 2 * matchmaking_time + 1.0
 
 
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
     """Peer id → samples that it may claim in a round: those in its record, and what it can have computed since.
 
-    now: DHT time. Who has published none yet, or no speed, is not in it.
+    now: DHT time. Who has published none yet may claim a micro-batch.
     """
     return {
         record.peer_id: SPARE
         * (record.samples + record.samples_per_second * max(0.0, now - record.time) + record.micro_batch)
         for record in records
-        if record.samples and record.samples_per_second
     }
 
 

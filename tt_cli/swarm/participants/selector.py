@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
-from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
+from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
@@ -25,10 +25,11 @@ class ParticipantSelector:
     """The choice of one trainer, round by round; for the thread that makes rounds.
 
     me: this peer's id. guilty: peer ids of those against whom there is a proof. show: shows the proof against a peer to
-    others (ids). patience: seconds by which one may be late without blame.
+    others (ids). patience: seconds by which one may be late without blame. turn: seconds for which rounds of a
+    state may fail: from then on another one leads in each such time, by the clock, which all have in common.
 
     avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
-    they hold the others up.
+    they hold the others up, or leave its audits unanswered.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ParticipantSelector:
         guilty: Callable[[], Collection[str]],
         show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
         patience: float = math.inf,
+        turn: float = math.inf,
         clock: Clock | None = None,
     ):
         self._me, self._board, self._guilty, self._show = me, board, guilty, show
@@ -46,7 +48,10 @@ class ParticipantSelector:
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
         self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = self._clock.monotonic()
+        self._silences = Counter[str]()  # audits that each left unanswered
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
+        self._turn, self._fails_since = turn, math.inf
+        self._state_key = ""  # of the last plan
 
     @property
     def shunned(self) -> frozenset[str]:
@@ -71,8 +76,12 @@ class ParticipantSelector:
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         swarm = len(self.other_trainers(epoch)) + 1
-        plan = RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self._clock.dht_time())
-        return replace(plan, avoided=self.shunned, welcome=welcome)
+        if (key := state_key(epoch, digest)) != self._state_key:
+            self._state_key, self._fails_since = key, math.inf
+        now = self._clock.dht_time()
+        stuck = self._clock.monotonic() >= self._fails_since + self._turn
+        plan = RoundPlan.of(key, [*own, *others], swarm, 1 + int(now / self._turn) if stuck else 0)
+        return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits(view.records, now))
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
@@ -119,6 +128,7 @@ class ParticipantSelector:
         self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
+        self._fails_since = min(self._fails_since, self._clock.monotonic())
         if SPOILED in result.problem or TOO_FEW in result.problem:  # others take it in: rather so than not at all
             self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}
         again, self._disputed = result.disputed & self._disputed, result.disputed
@@ -141,6 +151,9 @@ class ParticipantSelector:
         stragglers.pop(self._me, None)
         self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
         self.slow |= {peer_id: epoch + straggler.steps for peer_id, straggler in stragglers.items()}
+        self._silences.update(result.doubts.keys())
+        for peer_id in result.doubts:
+            self.slow[peer_id] = epoch + min(MOST_STEPS, FIRST_STEPS * 2 ** (self._silences[peer_id] - 1))
         return stragglers
 
     def forgive(self) -> None:

@@ -90,9 +90,9 @@ class PeerRecord(PeerFigures):
     nothing. left: the peer said goodbye. vote: it takes part in the swarm's steps and has been in touch since the last
     one, see `records.consensus`. pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it
     saw clipped again and again. accused: of those against whom it has a proof. slow: of those that hold the others up
-    for longer than their samples are worth. era: of the run, as the organiser's orders number it, to which its state
-    belongs. lease: of an auxiliary peer that could lead the others, the Unix time since when it does, 0 while it does
-    not.
+    for longer than their samples are worth, or leave its audits unanswered. era: of the run, as the organiser's orders
+    number it, to which its state belongs. lease: of an auxiliary peer that could lead the others, the Unix time since
+    when it does, 0 while it does not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

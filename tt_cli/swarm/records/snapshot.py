@@ -55,7 +55,8 @@ class PeerView(PeerFigures):
         "integer: peers that say that they have a proof that it made a wrong average", "accused by"
     )
     slow_by: Count = figure(
-        "integer: peers that say that it holds them up for longer than its samples are worth", "slow by"
+        "integer: peers that say that it costs them more time than its samples are worth, or hides from audits",
+        "slow by",
     )
     age_s: Finite = figure("number: seconds since it published this", "seen", "seconds", keep=4)
 
