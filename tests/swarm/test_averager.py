@@ -76,7 +76,7 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
     assert claim_limits(records, 52.0) == {"a": 2 * (100 + 20 + 4), "b": 2 * 20, "c": 2 * 100}
     assert claim_limits(records, 40.0) == {"a": 2 * (100 + 4), "b": 0, "c": 2 * 100}, "clocks differ"
     plan = RoundPlan("5_aa", frozenset("abc"), leader_of("5_aa", "abc"), 3)
-    assert RoundPlan.of("5_aa", records, 0) == plan, "two of the same members are equal"
+    assert RoundPlan.of("5_aa", records, {}) == plan, "two of the same members are equal"
 
 
 @pytest.mark.parametrize(("samples", "weight"), [(0, 0.0), (96, 96.0), (384, 384.0), (620, 384.0)])
@@ -140,7 +140,7 @@ def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool
 
 def test_a_group_with_a_spoiler_has_no_round() -> None:
     with pytest.raises(ValueError, match="who spoiled a round"):
-        RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
+        RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2, avoided=frozenset({str(PEERS[1])})).check(group(2))
 
 
 class Heard:

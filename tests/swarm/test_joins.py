@@ -128,6 +128,6 @@ def test_nobody_leads_by_its_id() -> None:
 
 def test_all_find_the_same_leader_among_those_who_accept_connections() -> None:
     records = [record(peer_id=name, client_mode=name == "a") for name in MEMBERS]
-    (plan,) = {RoundPlan.of("5_aa", some, 0) for some in (records, records[::-1])}
+    (plan,) = {RoundPlan.of("5_aa", some, {}) for some in (records, records[::-1])}
     assert plan.leader == leader_of("5_aa", MEMBERS[1:]) and plan.members == set(MEMBERS)
-    assert RoundPlan.of("5_aa", records[:1], 0).leader == ""
+    assert RoundPlan.of("5_aa", records[:1], {}).leader == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_who_is_slow_is_left_out_if_most_say_so(saying: tuple[str, ...], mine_to
     found = mine.plan(SwarmState.of(records), *HERE)
     assert found.members == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
     assert mine.shunned == ({"e"} if left_out else set())
+
+
+def test_trainers_that_do_not_exist_do_not_keep_others_from_a_quorum_with_one_users_passes() -> None:
+    """In a closed run: seven trainers, four of one user, of which none ever comes."""
+    here = {"me": "me", "b": "b", "c": "c"} | {f"phantom{number}": "mallory" for number in range(4)}
+    seen = SwarmState.of([record(peer, user=user, pass_text="pass") for peer, user in here.items()])
+    mine = company(*here.keys() - {"me"})
+    plan = mine.plan(seen, *HERE)
+    assert plan.swarm == 4
+    come = replace(plan, members=frozenset({"me", "b", "c"}))
+    assert come.enough and not replace(come, members=frozenset({"me", "b"})).enough
+    assert not replace(come, members=frozenset({"me", "phantom0", "phantom1", "phantom2", "phantom3"})).enough
 
 
 def test_never_so_many_are_left_out_that_nobody_could_step() -> None:

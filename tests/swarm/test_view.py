@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from fractions import Fraction
+
 import pytest
 from swarm.made import SteppedClock, record
 
-from tt_cli.swarm.records.consensus import FASTER, SwarmState, Vote
+from tt_cli.swarm.records.consensus import FASTER, SwarmState, Vote, _middle, enough, voices
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 
@@ -213,3 +216,30 @@ def test_who_was_away_does_not_vote_before_its_next_step() -> None:
         vote.stored()
     vote.stepped(6, "bb")
     assert vote.of(record(epoch=6, digest="bb"))
+
+
+def closed(peer_id: str, user: str, **changes: object) -> PeerRecord:
+    """A record as members of a closed run read it: the user is the one whom its pass names."""
+    return record(peer_id, user=user, pass_text="pass", vote=True, **changes)
+
+
+@pytest.mark.promise(
+    "A user of a closed run has one voice, however many peers it has", also="tests/swarm/test_selector.py"
+)
+def test_a_user_of_a_closed_run_has_one_voice_however_many_peers_it_has() -> None:
+    liars = [closed(f"liar{n}", "Mallory" if n % 2 else "mallory", epoch=9, digest="ee") for n in range(4)]
+    honest = [closed(name, name) for name in "abc"]
+    assert voices([*honest, *liars]) == dict.fromkeys("abc", 1) | {one.peer_id: Fraction(1, 4) for one in liars}
+    assert state(SwarmState.of([*honest, *liars])) == (5, "aa") == state(SwarmState.of([*liars, *honest]))
+    assert enough(2, [*honest, *liars]) and not enough(1, [*honest, *liars])
+
+
+def test_in_an_open_run_each_peer_has_a_voice_whatever_user_it_says_to_be() -> None:
+    records = [record(name, user="ada", vote=True) for name in "abc"]
+    assert voices(records) == dict.fromkeys("abc", 1)
+
+
+@pytest.mark.parametrize("epochs", [(5,), (5, 6), (4, 5, 6), (5, 5, 6, 6), (4, 4, 5, 6, 6)])
+def test_the_middle_of_voters_with_one_voice_each_is_their_later_median(epochs: tuple[int, ...]) -> None:
+    records = [record(f"{number}", epoch=epoch, vote=True) for number, epoch in enumerate(epochs)]
+    assert _middle(records) == statistics.median_high(epochs)

@@ -72,7 +72,7 @@ def serve(
         str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody")
     ] = "",
     pass_minutes: Annotated[float, option("N", "life of a pass, 1 to 1440 (default 60)", min=1, max=1440)] = 60.0,
-    most_peers: Annotated[int, option("N", "peers of one user at the same time (default 64)")] = 64,
+    most_peers: Annotated[int, option("N", "peers of one user at the same time (default 4)")] = 4,
 ) -> None:
     """Serve until the user ends it."""
     from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions

@@ -22,7 +22,7 @@ from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 PORT = 8470
-MOST_OF_ADDRESS = 64  # connections: as many as a user may have peers
+MOST_OF_ADDRESS = 64  # connections: of many users behind one router
 
 
 @dataclass(frozen=True)

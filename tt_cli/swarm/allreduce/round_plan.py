@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -42,36 +43,46 @@ class RoundPlan:
     """The members that should average together, and where they meet. Plans of the same members and step are equal.
 
     state_key: names the state from which the round starts. members: peer ids, this peer included. leader: the one that
-    the others go to; "" when none of them accepts connections. swarm: trainers that there are, whatever they hold.
-    avoided: peers with which no group is formed. welcome: those that a leader takes in, None for all. allowed: peer id
-    → samples that it may claim.
+    the others go to; "" when none of them accepts connections. swarm: voices of the trainers that there are,
+    whatever they hold. voices: peer id → its share of a voice, one for who is not in it. avoided: peers with which no
+    group is formed. welcome: those that a leader takes in, None for all. allowed: peer id → samples that it may claim.
     """
 
     state_key: str = ""
     members: frozenset[str] = frozenset()
     leader: str = ""
-    swarm: int = 2
+    swarm: Fraction | int = 2
+    voices: Mapping[str, Fraction] = field(default_factory=dict, compare=False)
     avoided: frozenset[str] = field(default=frozenset(), compare=False)
     welcome: frozenset[str] | None = field(default=None, compare=False)
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, turn: int = 0) -> RoundPlan:
-        """A round of the peers of these records, led by one of those that accept connections. turn: see `leader_of`."""
+    def of(
+        cls, state_key: str, records: Sequence[PeerRecord], voices: Mapping[str, Fraction], turn: int = 0
+    ) -> RoundPlan:
+        """A round of the peers of these records, led by one of those that accept connections.
+
+        voices: of all trainers that there are. turn: see `leader_of`.
+        """
         members = frozenset(record.peer_id for record in records)
         leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode], turn)
-        return cls(state_key, members, leader, max(swarm, len(members)))
+        swarm = sum(voices.values()) + len(members - voices.keys())
+        return cls(state_key, members, leader, swarm, voices)
 
     @property
     def enough(self) -> bool:
-        """More than half of the trainers: no others can make the same step."""
-        return 2 * len(self.members) > self.swarm
+        """More than half of the trainers' voices: no others can make the same step."""
+        return self._are_enough(self.members)
+
+    def _are_enough(self, peers: Iterable[str]) -> bool:
+        return 2 * sum(self.voices.get(peer, 1) for peer in peers) > self.swarm
 
     @property
     def lacking(self) -> str:
         """Words about whom the members need for a step; "" when they are enough."""
         if not self.enough:
-            return f"for more than {len(self.members)} of {self.swarm} trainers"
+            return f"for more than {len(self.members)} of {len(self.voices) or self.swarm} trainers"
         return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
     def takes(self, peer_id: str) -> bool:
@@ -87,8 +98,8 @@ class RoundPlan:
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
         if len(group.peer_ids) > MAX_MEMBERS:
             raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
-        if 2 * len(group.peer_ids) <= self.swarm:
-            raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
+        if not self._are_enough(map(str, group.peer_ids)):
+            raise ValueError(f"only {len(group.peer_ids)} of {max(len(self.voices), math.ceil(self.swarm))} {TOO_FEW}")
 
 
 def leader_of(state_key: str, peers: Iterable[str], turn: int = 0) -> str:
@@ -123,7 +134,7 @@ class Contribution:
     samples: int
     loss: float
     allowed: Mapping[str, float] = field(default_factory=dict)
-    swarm: int = 0
+    swarm: Fraction | int = 0
 
 
 @dataclass(frozen=True)
@@ -242,11 +253,11 @@ class LeaderRendezvous(GroupKeyManager):
         return True
 
     def check(
-        self, group: GroupInfo, swarm: int, membership: Admission, opened: Opened, patience: float
+        self, group: GroupInfo, swarm: Fraction | int, membership: Admission, opened: Opened, patience: float
     ) -> dict[PeerID, SignedJoin]:
         """The members' joins. Raises as `joins_of` and `RoundPlan.check`, and ValueError for a group that was given up.
 
-        swarm: trainers that there are now: the plan was made when the group was first sought. patience: see `joins_of`.
+        swarm: voices that there are now: the plan was made when the group was first sought. patience: see `joins_of`.
         """
         group_id = group_id_of(group.gathered)
         seeker = next(seeker for formed, seeker in reversed(self.formed) if formed == group_id)

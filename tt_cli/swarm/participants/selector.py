@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from fractions import Fraction
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, Straggler, StragglerDetector
-from tt_cli.swarm.records.consensus import STEPS_APART
+from tt_cli.swarm.records.consensus import STEPS_APART, voices
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.shared_state import state_key
@@ -75,22 +76,25 @@ class ParticipantSelector:
         ]
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
-        swarm = len(self.other_trainers(epoch)) + 1
+        counted = self.other_trainers(epoch) | {self._me}
+        known = voices(record for record in view.records if record.peer_id in counted)
+        shares = dict.fromkeys(counted, Fraction(1)) | known
         if (key := state_key(epoch, digest)) != self._state_key:
             self._state_key, self._fails_since = key, math.inf
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
-        plan = RoundPlan.of(key, [*own, *others], swarm, 1 + int(now / self._turn) if stuck else 0)
+        plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
         return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits(view.records, now))
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
-        trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
-        votes = Counter(peer for record in trainers for peer in set(record.slow) - {record.peer_id})
-        votes.update(self.slow.keys())
-        count = 1 + len(trainers)
-        named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > count and peer != self._me)
-        return frozenset(peer for _, peer in named[: (count - 1) // 2])
+        trainers = [record for record in view.records if record.averages]
+        shares, votes = {self._me: Fraction(1)} | voices(trainers), defaultdict[str, Fraction](Fraction)
+        for record in trainers:
+            for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
+                votes[peer] += shares[record.peer_id]
+        named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > sum(shares.values()))
+        return frozenset(peer for _, peer in named[: (len(shares) - 1) // 2])
 
     def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""

@@ -15,9 +15,10 @@ after all of it ended, the foremost state of those who can hand it over counts.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -51,7 +52,9 @@ class SwarmState:
         voters = voters_among(records)
         if not voters:
             return cls(records, *_foremost(records))
-        votes = Counter(record.state for record in voters)
+        votes, shares = defaultdict[tuple[int, str], Fraction](Fraction), voices(voters)
+        for record in voters:
+            votes[record.state] += shares[record.peer_id]
         believed = [state for state in votes if enough(votes[state], voters)]
         return cls(records, *min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), "")))
 
@@ -141,9 +144,19 @@ def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
     return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
 
 
-def enough(signers: int, voters: Collection[PeerRecord]) -> bool:
-    """Tell whether a state that so many voters signed is the swarm's."""
-    return 2 * signers >= len(voters)
+def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction]:
+    """Peer id → its share of its user's one voice: however many peers a user of a closed run has, it has one.
+
+    In an open run anybody can say to be any user: there each peer has a voice of its own.
+    """
+    users = {r.peer_id: ("user", r.user.lower()) if r.pass_text else ("peer", r.peer_id) for r in records}
+    peers = Counter(users.values())
+    return {peer_id: Fraction(1, peers[user]) for peer_id, user in users.items()}
+
+
+def enough(signers: Fraction | int, voters: Iterable[PeerRecord]) -> bool:
+    """Tell whether a state that voters with so many voices signed is the swarm's."""
+    return 2 * signers >= sum(voices(voters).values())
 
 
 def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
@@ -155,7 +168,13 @@ def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
 
 
 def _middle(voters: Sequence[PeerRecord]) -> int:
-    return statistics.median_high([record.epoch for record in voters])  # the records of the dead are behind
+    """The median of their epochs by voices, the later one of two: the records of the dead are behind."""
+    shares, heard = voices(voters), Fraction()
+    for record in sorted(voters, key=lambda one: one.epoch):
+        heard += shares[record.peer_id]
+        if 2 * heard > sum(shares.values()):
+            break
+    return record.epoch
 
 
 def _foremost(records: Sequence[PeerRecord]) -> tuple[int, str]:

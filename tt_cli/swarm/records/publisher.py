@@ -77,9 +77,9 @@ def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, no
                 continue  # however long its owner lets it lie on the DHT
             if record.era != era_of(membership.notice()):
                 continue  # the organiser has taken the run back since, or this peer has not heard of it yet
-            if user := membership.admit(record.pass_text, record.peer_id):
-                record = record.model_copy(update={"user": user[:80]})  # its pass knows better than itself
-            yield record
+            # its pass knows better than itself; in an open run there are none
+            user = membership.admit(record.pass_text, record.peer_id)
+            yield record.model_copy(update={"user": user[:80]} if user else {"pass_text": ""})
         except NotAdmitted as error:
             logger.info(f"ignored the record of {record.peer_id}: {error}")
         except ValueError as error:
@@ -257,7 +257,8 @@ class PeerDirectory:
         with self._lock:
             own = self._record
         others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
-        mine = [own] if own is not None and own.era == era else []
+        text = self._membership.mine()
+        mine = [own.model_copy(update={"pass_text": text})] if own is not None and own.era == era else []
         return mine + [record for record in others if not record.left]
 
     def _count_trainers(self, view: SwarmState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tt_cli.swarm.records.consensus import SwarmState, enough, voters_among
+from tt_cli.swarm.records.consensus import SwarmState, enough, voices, voters_among
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_state import Tree
 
@@ -23,7 +23,7 @@ class TrustedDigests:
         self._read, self._own = read, own
         self._lock = asyncio.Lock()
         self._holders: dict[tuple[int, str], dict[str, None]] = {}  # who can hand it over
-        self._votes: dict[tuple[int, str], set[str]] = {}
+        self._votes: dict[tuple[int, str], dict[str, PeerRecord]] = {}
         self._voters: list[PeerRecord] = []
         self._held: set[tuple[int, str]] = set()  # states that counted while nobody voted
         self.view = SwarmState.of(())
@@ -35,7 +35,7 @@ class TrustedDigests:
         records = [record for record in read if not record.left and record.peer_id != self._own]
         self.view, self._voters = SwarmState.of(records), voters_among(records)
         for record in self._voters:
-            self._votes.setdefault(record.state, set()).add(record.peer_id)
+            self._votes.setdefault(record.state, {})[record.peer_id] = record
         for step in {record.epoch for record in records}:
             view = SwarmState.of(record for record in records if record.epoch == step)
             if view.digest:
@@ -48,7 +48,7 @@ class TrustedDigests:
         """Tell whether this state was the swarm's in what was read so far."""
         state = tree.step, tree.digest
         if self._voters:
-            return enough(len(self._votes.get(state, ())), self._voters)
+            return enough(sum(voices(self._votes.get(state, {}).values()).values()), self._voters)
         return state in self._held
 
     async def look_for(self, tree: Tree) -> bool:
