@@ -88,6 +88,9 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(1362, "everything"),
     Schedule.drawn(25, "liar of two"),
     Schedule.drawn(3818, "liar of two"),
+    Schedule.drawn(3277, "long"),
+    Schedule.drawn(3644, "donor"),
+    Schedule.drawn(3980, "donor"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -113,3 +113,22 @@ def test_progress_is_told_with_the_rate_of_the_last_seconds() -> None:
     assert (first.bytes_per_second, first.eta) == (1000.0, 9.0)
     assert (last.received, last.total, last.donors) == (5500, 10_000, 3)
     assert last.bytes_per_second == pytest.approx(100.0) and last.eta == pytest.approx(45.0)
+
+
+class FalselyGiven(NobodyGives):
+    """Who alone holds a state hands over another one."""
+
+    def take_state(self, *asked: object) -> None:
+        raise NoState("no peer handed over a state that can be used (liar: its chunk is wrong)", refused=["liar"])
+
+
+def test_the_state_of_who_handed_over_a_false_one_is_nobodys_goal() -> None:
+    mine = CatchUp("me", FalselyGiven(), LockedState(trained(seed=1)), lambda event: None)  # type: ignore[arg-type]
+    liar, honest = record("liar", epoch=9, digest="ee", vote=True), [record("a", epoch=0), record("b", epoch=0)]
+    view = SwarmState.of([liar, *honest])
+    assert mine.attainable(view) is view and view.leads(0, "00")
+    assert not mine.catch_up(view, quiet)
+    assert [one.peer_id for one in mine.attainable(view).records] == ["a", "b"]
+    assert not mine.attainable(view).leads(0, "aa")
+    for few in ([liar], [liar, honest[0]]):
+        assert mine.attainable(SwarmState.of(few)).records == tuple(few), "this peer is as likely the one that is wrong"

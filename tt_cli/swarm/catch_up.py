@@ -26,6 +26,7 @@ from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
+FALSE_SECONDS = 600.0  # for which a false donor's state is nobody's goal
 HUB_SECONDS = 120.0  # between two looks at what the run publishes
 
 
@@ -45,7 +46,17 @@ class CatchUp:
         self._look, self._ways_back = look, ways_back
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
         self._published, self._looked = published, -math.inf
+        self._false = dict[str, float]()  # who handed over what had to be refused, and nobody else had it → when
         self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
+
+    def attainable(self, view: SwarmState) -> SwarmState:
+        """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever.
+
+        Where they are half of the trainers it is rather this peer that is wrong.
+        """
+        since = self._averager.clock.monotonic() - FALSE_SECONDS
+        others = [record for record in view.records if self._false.get(record.peer_id, -math.inf) < since]
+        return SwarmState.of(others) if len(view.records) > len(others) > len(view.records) / 2 else view
 
     def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
@@ -112,6 +123,8 @@ class CatchUp:
                     self._emit(Log(f"made {made} steps here that the others made meanwhile"))
             self._arrived(taken.donors[0], started, taken.received, chunks, names)
         except (NoState, ValueError) as error:
+            if isinstance(error, NoState):
+                self._false |= dict.fromkeys(error.refused, self._averager.clock.monotonic())
             failure = classify(error, "state")
             words = f"could not take over the others' state: {failure.words}"
             self._emit(Trouble(failure.what, words, failure.remedy))

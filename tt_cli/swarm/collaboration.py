@@ -287,7 +287,7 @@ class Collaboration:
 
     def _behind(self, view: SwarmState) -> bool:
         """Most of the others hold a later state, or another one at this epoch."""
-        return view.leads(*self.state.position)
+        return self.take_over.attainable(view).leads(*self.state.position)
 
     def _overtaken(self) -> bool:
         """True when what this peer is about to do is in vain: others did it, or the organiser takes the run back."""
@@ -439,9 +439,10 @@ class Collaboration:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
         attempts = 0
         self._matchmaker.drop()
+        self.contacts.accompanied(r.peer_id for r in view.trainers() if r.peer_id != self.peer_id)
         while self._behind(view) and not self._closing:
             attempts += 1
-            if self.take_over.catch_up(view, self.round_log.phase):
+            if self.take_over.catch_up(self.take_over.attainable(view), self.round_log.phase):
                 self._publish()
             else:
                 self._wait(min(5.0, 0.5 * attempts))

@@ -106,11 +106,14 @@ def request_of(digest: str, chunks: Sequence[int]) -> bytes:
 
 
 class NoState(TTError):
-    """No peer handed over a state that can be used: one line that says of each donor why. asked: there was one."""
+    """No peer handed over a state that can be used: one line that says of each donor why.
 
-    def __init__(self, message: str, *, asked: bool = True):
+    asked: there was one. refused: who sent what must be refused.
+    """
+
+    def __init__(self, message: str, *, asked: bool = True, refused: Iterable[str] = ()):
         super().__init__(message)
-        self.asked = asked
+        self.asked, self.refused = asked, frozenset(refused)
 
 
 class Chunks(dict[int, memoryview]):
@@ -260,7 +263,7 @@ class StateClient:
         problems = "; ".join(f"{donor}: {problem}" for donor, problem in (self.problems | self.refused).items())
         if not problems:
             raise NoState(f"none of {len(self._signatures.view.records)} peers can hand over a state", asked=False)
-        raise NoState(f"no peer handed over a state that can be used ({problems})")
+        raise NoState(f"no peer handed over a state that can be used ({problems})", refused=self.refused)
 
     def _received_state(self) -> ReceivedState:
         assert self._target is not None
