@@ -19,7 +19,7 @@ from tt_cli.swarm.allreduce.result import late_of
 from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
-LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "unlike averages"
+LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "two-faced reducer"
 LATER = "lying reducer", "evasive reducer", "false leader"  # seen by more than one round
 REFUSED = [name for name in ROUNDS if name not in (LATE, ENDLESS, HUGE, UNLIKE, *LATER)]
 CLIPPED = [HUGE, *GRADIENTS]
@@ -67,6 +67,10 @@ def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, atta
     assert own_shares_error(outcomes[0], members) < 0.02
 
 
+@pytest.mark.promise(
+    "Who signs unlike averages is proven guilty by its signatures, and nobody steps with either",
+    also="tests/swarm/test_allreduce.py",
+)
 def test_who_signs_unlike_averages_is_proven_guilty_by_whoever_it_is_and_nobody_steps(nodes: Nodes) -> None:
     outcomes, members = nodes.round(UNLIKE, HONEST)
     liar = str(members[-1].peer)

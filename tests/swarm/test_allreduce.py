@@ -226,7 +226,6 @@ class SignsBoth(TwoFaced):
             yield message
 
 
-@pytest.mark.promise("No two members step with unlike averages, whatever a reducer signs for whom")
 def test_who_signs_unlike_averages_is_proven_guilty_by_both_and_nobody_steps() -> None:
     members = [Member(0), Member(1), SignsBoth(2), Member(3)]
     liar = str(PEERS[2])

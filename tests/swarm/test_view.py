@@ -223,9 +223,6 @@ def closed(peer_id: str, user: str, **changes: object) -> PeerRecord:
     return record(peer_id, user=user, pass_text="pass", vote=True, **changes)
 
 
-@pytest.mark.promise(
-    "A user of a closed run has one voice, however many peers it has", also="tests/swarm/test_selector.py"
-)
 def test_a_user_of_a_closed_run_has_one_voice_however_many_peers_it_has() -> None:
     liars = [closed(f"liar{n}", "Mallory" if n % 2 else "mallory", epoch=9, digest="ee") for n in range(4)]
     honest = [closed(name, name) for name in "abc"]

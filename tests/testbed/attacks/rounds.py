@@ -142,7 +142,7 @@ class EvasiveReducer(LyingReducer):
         raise ValueError("not today")
 
 
-class UnlikeAverages(Conduct):
+class TwoFacedReducer(Conduct):
     """Sends every other member the negative of the average, and signs for each what it sends to it."""
 
     async def answers(self, allreduce: AllReduce, peer: PeerID, messages: Messages) -> Messages:
@@ -222,7 +222,7 @@ ROUNDS: dict[str, Callable[[int], Conduct]] = {
     "weight never published": sends(unpublished),
     "lying reducer": lambda number: LyingReducer(),
     "evasive reducer": lambda number: EvasiveReducer(),
-    "unlike averages": lambda number: UnlikeAverages(),
+    "two-faced reducer": lambda number: TwoFacedReducer(),
     "slow-loris peer": SlowLoris,
     "false leader": lambda number: FalseLeader(),
 }
