@@ -27,28 +27,37 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "commit: half is heard": Mutant("allreduce.commit", "if there <= silent + dropped", "if there < 0", "moment"),
+    "commit: half is heard": Mutant("allreduce.commit", "if there < quorum(1 + all_others)", "if there < 0", "moment"),
     "commit: who dropped counts as heard": Mutant("allreduce.commit", "sum(self._answered.values()))", "0)", "moment"),
     "commit: parts may be missing": Mutant(
         "allreduce.commit",
-        "few or not self.agreement.reached or not self.holds() or bool(self.store.missing())",
+        "few or unlike or not self.agreement.reached or not self.holds() or bool(self.store.missing())",
         "few",
         "split",
     ),
     "commit: averages need no signature": Mutant(
         "allreduce.commit", "self.dropped = bool(self.unsigned)", "pass", "wrong"
     ),
+    "commit: two unlike signatures are nothing": Mutant(
+        "allreduce.commit", "if mine and signed[one].contradicts(signed[other]):", "if False:", "two-faced"
+    ),
+    "joins: anybody signs for anybody": Mutant(
+        "allreduce.round_plan", "if signer != str(peer):", "if False:", "leader"
+    ),
     "commit: few senders are enough": Mutant(
         "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"
     ),
     "quorum: a plan of the minority": Mutant(
-        "allreduce.round_plan", "return 2 * len(self.members) > self.swarm", "return True", "partition"
+        "allreduce.round_plan", "return self._are_enough(self.members)", "return True", "partition"
     ),
     "quorum: a group of the minority": Mutant(
-        "allreduce.round_plan", "if 2 * len(group.peer_ids) <= self.swarm:", "if False:", "partition"
+        "allreduce.round_plan", "if not self._are_enough(map(str, group.peer_ids)):", "if False:", "partition"
     ),
     "quorum: only those in the same state count": Mutant(
-        "participants.selector", "swarm = len(self.other_trainers(epoch)) + 1", "swarm = len(others) + 1", "partition"
+        "participants.selector",
+        "counted = self.other_trainers(epoch) | {self._me}",
+        "counted = {record.peer_id for record in others} | {self._me}",
+        "partition",
     ),
     "quorum: unseen is gone": Mutant("network.connectivity", "if not unseen:", "if True:", "long"),
     "quorum: records expire at once": Mutant(
