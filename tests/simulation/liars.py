@@ -17,7 +17,7 @@ from simulation.state import SimulatedTree
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import group_of, read_status
-from tt_cli.swarm.allreduce.messages import Commitment, SignedJoin
+from tt_cli.swarm.allreduce.messages import Commitment
 
 METHODS = (
     *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),
@@ -243,9 +243,10 @@ class Leader:
             mine = peers.index(me)
             gathered[one], gathered[mine] = gathered[mine], gathered[one]
         elif way == "elsewhere":
-            mine = peers.index(me)
-            _, join = SignedJoin.read(self._envelope(gathered[mine]), signer.opened)
-            self._put(gathered, mine, replace(join, leader=str(PeerID(peers[one]))).sign(signer))
+            body, _, _ = wire.ENVELOPE.read(self._envelope(gathered[peers.index(me)]))
+            fields = [*wire.JOIN.read(body)]
+            fields[3] = str(PeerID(peers[one]))
+            self._put(gathered, peers.index(me), signer.sign(fields))
         return peers, gathered
 
     @staticmethod

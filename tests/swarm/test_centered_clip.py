@@ -105,6 +105,19 @@ def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> No
     assert torch.equal(average, weighted_mean(CODEC, members[1:], ELEMENTS, True))
 
 
+@pytest.mark.parametrize("claimed", [61.0, 600.0, 1e6])
+def test_nobody_weighs_more_than_all_others(claimed: float) -> None:
+    """Near them, so that it is not clipped: with what it claims the average would be its own."""
+    values = TRUTH + 0.05
+    averages = [
+        average_part(CODEC, "centered_clip", [*honest([20.0] * 3), sent(3, values, weight)], ELEMENTS, True)
+        for weight in (claimed, 60.0)
+    ]
+    assert averages[0].encoded == averages[1].encoded and not averages[0].clipped
+    mean = average_part(CODEC, "mean", [*honest([20.0] * 3), sent(3, values, claimed)], ELEMENTS, True)
+    assert mean.encoded != averages[0].encoded
+
+
 def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
     """Rare tokens: their rows of an embedding are zero for whoever did not meet them."""
     members = [ReceivedPart(f"p{i}", CODEC.of(True).encode(torch.zeros(ELEMENTS)), 10.0, 1.0) for i in range(5)]

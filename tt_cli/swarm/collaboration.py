@@ -279,7 +279,7 @@ class Collaboration:
     # ------------------------------------------------------------------ rounds, in the background thread
 
     def _samples_of_swarm(self, view: SwarmState) -> int:
-        others = [r for r in view.members(*self.state.position) if r.peer_id not in {self.peer_id, *view.owing}]
+        others = [r for r in view.members(*self.state.position) if r.peer_id != self.peer_id]
         return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: SwarmState) -> bool:

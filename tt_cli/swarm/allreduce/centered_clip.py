@@ -10,7 +10,8 @@ far from the centre it is shortened to a radius.
 - The radius follows from the part itself. A mean over w samples is off by the noise of one sample over sqrt(w), and so
   is the centre: distances are divided by what is to be expected of them. The median of the quotients is this part's
   noise, and RADIUS of it is the radius.
-- No one member has more than MAX_VOTE of the votes in these medians. In the average it has the weight of its samples.
+- No one member has more than MAX_VOTE of the votes in these medians, nor weighs more than all others in the average:
+  what a member says of its samples nobody can check. Else it has the weight of its samples.
 - Parts in which most gradients vanish have no noise to go by: the members say how large their whole gradient is.
 - Who is LEFT_OUT radii away or more is no honest member and has no part in the average. Nor has who points against the
   others: whose product with the centre, but for its own share in it, is negative, and further from the usual than
@@ -24,7 +25,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -84,11 +85,18 @@ def average_part(
         if aggregation == "mean" or len(taking) < FEWEST:
             average, factors = weighted_mean(codec, taking, elements, large), dict[str, float]()
         else:
-            average, factors = centered_clip(codec, taking, elements, large)
+            average, factors = centered_clip(codec, _bounded(taking), elements, large)
         if again or average.abs().max() <= LARGEST:
             break
         huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
     return AveragedPart(codec.of(large).encode(average), frozenset(factors), huge)
+
+
+def _bounded(contributions: Sequence[ReceivedPart]) -> list[ReceivedPart]:
+    """The heaviest with the weight of all others, where it has more."""
+    heaviest = max(contributions, key=lambda part: part.weight)
+    most = add_up(np.array([part.weight for part in contributions if part is not heaviest]))
+    return [replace(part, weight=min(part.weight, most)) for part in contributions]
 
 
 def _magnitude(codec: GradientCodec, part: ReceivedPart, elements: int, large: bool) -> float:

@@ -115,12 +115,13 @@ def longest_search(matchmaking_time: float) -> float:
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
     """Peer id → samples that it may claim in a round: those in its record, and what it can have computed since.
 
-    now: DHT time. Who has published none yet may claim a micro-batch.
+    now: DHT time. Who has published none yet, or no speed, is not in it.
     """
     return {
         record.peer_id: SPARE
         * (record.samples + record.samples_per_second * max(0.0, now - record.time) + record.micro_batch)
         for record in records
+        if record.samples and record.samples_per_second
     }
 
 

@@ -84,7 +84,7 @@ class ParticipantSelector:
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
         plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
-        return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits(view.records, now))
+        return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits([*own, *others], now))
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""

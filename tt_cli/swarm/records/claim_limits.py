@@ -30,17 +30,14 @@ def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset
 
 
 class ClaimLimits:
-    """Remembers since when each peer is at its step, and who owes a round. For one thread.
-
-    owing: peer ids of those that did not come to the last round to which their samples led.
-    """
+    """Remembers since when each peer is at its step, and who owes a round. For one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         # peer id → its state, and when it was first seen there; None before the first look
         self._since: dict[str, tuple[State, float]] | None = None
         self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
-        self.owing: frozenset[str] = frozenset()
+        self._owing: frozenset[str] = frozenset()
 
     def bounded(self, records: Iterable[PeerRecord], own: str) -> list[PeerRecord]:
         """The records, with the samples and speeds that may be believed. own: whose record is taken as it is."""
@@ -58,14 +55,15 @@ class ClaimLimits:
                 continue
             seconds = now - since[record.peer_id][1] + SPARE_SECONDS
             most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
-            changes = {"samples": int(min(record.samples, most)), "micro_batch": int(min(record.micro_batch, burst))}
-            believed[record.peer_id] = record.model_copy(update={**changes, "samples_per_second": speed})
+            samples = 0 if record.peer_id in self._owing else min(record.samples, most)
+            changes = {"samples": int(samples), "samples_per_second": speed}
+            believed[record.peer_id] = record.model_copy(update=changes)
         self._since = since
         mine = next((record.state for record in trainers if record.peer_id == own), None)
         self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and r.state == mine)
-        self.owing &= since.keys()
+        self._owing &= since.keys()
         return [believed.get(record.peer_id, record) for record in records]
 
     def met(self, members: Iterable[str]) -> None:
         """These came to a round of this peer's."""
-        self.owing = (self.owing | self._counted) - set(members)
+        self._owing = (self._owing | self._counted) - set(members)

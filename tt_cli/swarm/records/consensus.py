@@ -33,8 +33,7 @@ class SwarmState:
     """The swarm as its members' records tell it. (epoch, digest): the state that most hold.
 
     claiming: peer ids of those whose records name a step that the run does not have; they are not among the records.
-    boasting: of those whose records claim work that nobody can have done; so much of it counts as can be. owing: of
-    those whose samples begin no round, see `ClaimLimits`.
+    boasting: of those whose records claim work that nobody can have done; so much of it counts as can be.
     The digest is "" while none has the votes, as for the moment in which members step one after the other.
     """
 
@@ -43,7 +42,6 @@ class SwarmState:
     digest: str
     claiming: frozenset[str] = frozenset()
     boasting: frozenset[str] = frozenset()
-    owing: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, records: Iterable[PeerRecord]) -> SwarmState:

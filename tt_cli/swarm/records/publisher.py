@@ -216,9 +216,8 @@ class PeerDirectory:
             records = self._remember(read)
             with self._lock:
                 view = SwarmState.of(self._claims.bounded(records, self._peer_id))
-                owing = self._claims.owing
             boasters = boasting(records, self._run.swarm.target_batch_size)
-            view = replace(view, claiming=claiming, boasting=boasters, owing=owing)
+            view = replace(view, claiming=claiming, boasting=boasters)
             self._count_trainers(view)
             with self._failures_told():
                 self._keep_in_touch()
