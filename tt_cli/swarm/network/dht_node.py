@@ -30,6 +30,7 @@ from tt_cli.swarm.network.addresses import listen_and_announce
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records import dht_search
 from tt_cli.swarm.records.dht_protocol import node_id_of
+from tt_cli.swarm.records.publisher import lives_of
 from tt_cli.swarm.records.validator import RecordValidator
 
 __all__ = ["DHT"]  # hivemind's, for rooms that do not import hivemind; beside what is defined here
@@ -72,7 +73,7 @@ def start_dht(
     if not client_mode and port:
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
-    dht, guard = None, authorizer(membership)
+    dht, guard = None, authorizer(membership, lives_of(run))
     hivemind_patches.apply()
     try:
         dht = DHT(
