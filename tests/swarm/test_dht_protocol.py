@@ -93,15 +93,13 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 60.0))
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody here is far away: who has not answered by then does not exist."""
-    monkeypatch.setattr(dht_protocol, "HEARSAY_SECONDS", 0.5)
-
-
 @pytest.mark.parametrize("answer", [lies.anywhere, lies.in_their_places, lies.for_ever, lies.unsound])
 @pytest.mark.parametrize("chosen", [True, False], ids=["chosen id", "own place"])
-def test_a_node_beside_the_key_that_answers_as_it_likes_hides_no_record(chosen: bool, answer: Answer) -> None:
+def test_a_node_beside_the_key_that_answers_as_it_likes_hides_no_record(
+    chosen: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dht_protocol, "HEARSAY_SECONDS", 0.5)  # for those that do not exist
+
     async def test() -> None:
         async with started(4) as nodes:
             p2p = await nodes.p2p()
