@@ -35,7 +35,7 @@ from tt_cli.swarm.records.snapshot import take_snapshot
 NODES, COUNTS = 20, (10, 100, 1000)
 QUICK_NODES, QUICK_COUNTS = 4, (10, 50)
 QUICK = f"{QUICK_NODES} nodes, {QUICK_COUNTS} peers, short windows"
-NODE = "testbed.record_node"
+NODE, AUX = "testbed.record_node", "testbed.record_aux"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
 EVERY, MOST_PER_SECOND = 15.0, 5.0  # seconds between two records of a peer; records of all of them
 LIVES = 2.5  # times as long as that a record counts, at least, so that one may be lost
@@ -62,7 +62,7 @@ def measure_row(count: int, nodes: int, every: float, seconds: float) -> dict[st
         tempfile.TemporaryDirectory(prefix="bench-records-") as scratch,
         LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
     ):
-        aux = swarm.start_aux()
+        aux = swarm.start_aux(module=AUX)
         parts = [count // (nodes - 1) + (number < count % (nodes - 1)) for number in range(nodes - 1)]
         members = [
             swarm.start(

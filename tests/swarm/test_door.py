@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from end_to_end.conftest import tiny_run
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage
@@ -29,7 +30,8 @@ from tt_cli.swarm.membership.pass_guard import PassGuard, frame
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
-from tt_cli.swarm.records.publisher import PeerDirectory, read_records
+from tt_cli.swarm.records.peer_record import history_key, peers_key
+from tt_cli.swarm.records.publisher import PeerDirectory, lives_of, read_records
 
 pytestmark = pytest.mark.slow
 
@@ -196,29 +198,62 @@ def test_one_peer_asks_so_much_and_no_more(members: Members) -> None:
     assert node.served == 1
 
 
-def store(key: DHTID, subkey: object, life: float = 60.0, tag: bytes | None = None) -> dht_pb2.StoreRequest:
+def store(
+    key: DHTID,
+    subkey: object,
+    value: bytes = b"x",
+    *,
+    life: float = 60.0,
+    tag: bytes | None = None,
+    cached: bool = False,
+) -> dht_pb2.StoreRequest:
     return dht_pb2.StoreRequest(
         keys=[key.to_bytes()],
         subkeys=[MSGPackSerializer.dumps(subkey) if tag is None else tag],
-        values=[b"x"],
+        values=[value],
         expiration_time=[get_dht_time() + life],
-        in_cache=[False],
+        in_cache=[cached],
     )
 
 
-def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_RECORDS", 3)
+def test_a_node_keeps_so_many_bytes_of_a_key_and_who_is_in_stays_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_BYTES", 4 * room.SHARE)
     door, node, key = DHTAuthorizer(Admission(tiny_run())), Node(), DHTID.generate()
     for number in range(3):
         served(door, node, store(key, number))
         node.storage.store_subkey(key, number, b"x", get_dht_time() + 60.0)
-    served(door, node, store(key, 2))
-    for request in (store(key, 3), store(key, None, tag=b"")):
+    served(door, node, store(key, 2, bytes(2 * room.SHARE)))  # there is room yet
+    served(door, node, store(key, 3))
+    node.storage.store_subkey(key, 3, b"x", get_dht_time() + 60.0)
+    for number in range(4):
+        served(door, node, store(key, number, bytes(room.SHARE)))
+    for request in (store(key, 4), store(key, 3, bytes(room.SHARE + 1))):
         with pytest.raises(Crowded, match="no room"):
             served(door, node, request)
-    for life in (1e6, float("inf"), float("nan")):
+    served(door, node, store(DHTID.generate(), 4))
+
+
+def test_a_node_keeps_no_record_for_longer_than_the_run_says() -> None:
+    key = DHTID.generate()
+    door = DHTAuthorizer(Admission(tiny_run()), {key.to_bytes(): 150.0})
+    served(door, Node(), store(key, 0, life=149.0))
+    for life in (152.0, 1e6, float("inf"), float("nan")):
         with pytest.raises(Crowded, match="too long"):
-            served(door, node, store(DHTID.generate(), 0, life))
+            served(door, Node(), store(key, 0, life=life))
+    run = tiny_run(swarm={"statistics_expiration": 60.0})
+    lives = {name: lives_of(run)[DHTID.generate(name(run.identity)).to_bytes()] for name in (peers_key, history_key)}
+    assert lives == {peers_key: 2 * 60.0 + 30.0, history_key: 600.0 + 30.0}
+
+
+def test_a_node_takes_a_record_from_its_owner_alone(members: Members) -> None:
+    """What lies in a node's cache it would hand out in place of all that it keeps; dictionaries are others' records."""
+    door, key = DHTAuthorizer(Admission(tiny_run())), DHTID.generate()
+    subkey = RSASignatureValidator(members.identity.key).local_public_key
+    served(door, Node(), store(key, subkey), members.identity.peer_id)
+    served(door, Node(), store(key, 7), "anna's")  # a notice: whoever has it hands it on
+    for request in (store(key, subkey), store(key, None, tag=b""), store(key, 7, cached=True)):
+        with pytest.raises(NotAdmitted, match="another peer's record|from their owners"):
+            served(door, Node(), request)
 
 
 def test_a_member_believes_no_stranger(members: Members) -> None:

@@ -50,7 +50,7 @@ class Swarm:
             peers_key(RUN.identity),
             subkey=RSASignatureValidator(identity.key).local_public_key,
             value=record(identity.peer_id, time=now).model_dump(),
-            expiration_time=now + 600,
+            expiration_time=now + 60,
         )
         return bool(stored)
 

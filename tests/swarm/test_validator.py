@@ -22,7 +22,7 @@ from tt_cli.swarm.membership.dht_auth import MAX_LIFE
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_key
 from tt_cli.swarm.records.publisher import read_history, read_records
-from tt_cli.swarm.records.validator import RecordValidator
+from tt_cli.swarm.records.validator import MAX_HISTORY, MAX_RECORD, RecordValidator
 
 RUN = "emoji-00000000"
 ANYBODY = Admission(load_run("emoji"))
@@ -145,6 +145,24 @@ def test_a_record_under_the_other_key_is_refused(alice: Identity) -> None:
     assert not VALIDATOR.validate(dht_record(history_key(RUN), owner_of(alice), value))
     assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), history_of(alice)))
     assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), {**value, "extra": "x" * 10**6}))
+
+
+def test_what_an_honest_peer_says_has_room_and_no_more(alice: Identity) -> None:
+    full = {name: "x" * 80 for name in ("user", "device", "version", "round")}
+    full |= {name: [alice.peer_id] * 8 for name in ("clipped", "accused", "slow")} | {"digest": "3f" * 32}
+    full |= {"figures": {f"{number:x<24}": 1.5 for number in "abcd"}, "pass_text": "x" * 600}
+    full |= {name: 10**12 for name in ("samples", "total_samples", "bytes_sent", "bytes_received", "micro_batch")}
+    peer, history = record(alice.peer_id).model_dump() | full, history_of(alice) | {"pass_text": "x" * 600}
+    history["steps"] = [(10**12, 1.5, 1e9 + 0.5)] * 256
+    assert accepted(dht_record(peers_key(RUN), owner_of(alice), peer, alice), alice)
+    assert accepted(dht_record(history_key(RUN), owner_of(alice), history, alice), alice)
+    for key, value, largest in ((peers_key, peer, MAX_RECORD), (history_key, history, MAX_HISTORY)):
+        whole = dht_record(key(RUN), owner_of(alice), value)
+        pad = largest - len(whole.value)
+        fits, fat = (
+            dht_record(key(RUN), owner_of(alice), {**value, "pass_text": "x" * (600 + more)}) for more in (pad, pad + 1)
+        )
+        assert len(fits.value) == largest and VALIDATOR.validate(fits) and not VALIDATOR.validate(fat)
 
 
 def test_no_other_keys_are_kept(alice: Identity) -> None:

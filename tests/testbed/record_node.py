@@ -1,6 +1,7 @@
 """A DHT node that publishes the records of many simulated peers, each with a key of its own: for scripts/bench records.
 
-The records are real ones, signed and checked as those of any peer; what is simulated is the training behind them.
+The records are real ones, signed and checked as those of any peer; what is simulated is the training behind them, and
+that each owner stores its own: all nodes of this DHT take records from whoever brings them (record_aux.py too).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Listening, Log
 from tt_cli.supervisor.reporter import Orders
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import claim_identity, peer_id_of
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
@@ -58,6 +60,13 @@ class Owner(RecordValidatorBase):  # type: ignore[misc]
     def strip_value(self, record: DHTRecord) -> bytes:
         """As it is."""
         return bytes(record.value)
+
+
+class AnyOwner(DHTAuthorizer):
+    """Takes records of many owners from one node."""
+
+    def check_owner(self, subkey: Any, caller: str) -> None:
+        """Anybody's."""
 
 
 class Simulated:
@@ -103,7 +112,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     identity = claim_identity(folders.run_folder(run), "trainer")
     chance = random.Random(opts.seed)
     peers = [Simulated(chance, opts.seed * 10_000 + number) for number in range(opts.count)]
-    dht = start_dht(run, identity, initial_peers=opts.initial_peers, host=opts.host)
+    dht = start_dht(run, identity, initial_peers=opts.initial_peers, host=opts.host, authorizer=AnyOwner)
     for first in range(0, len(peers), AT_ONCE):
         dht.add_validators([peer.owner for peer in peers[first : first + AT_ONCE]])
     emit(Listening(identity.peer_id, addresses_of(dht), False))

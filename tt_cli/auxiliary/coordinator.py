@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -39,12 +39,14 @@ SNAPSHOT_SECONDS = 2.0
 LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written less often
 HISTORY_SECONDS = 5.0
 
+StartDHT = Callable[..., DHT]  # as `dht_node.start_dht`
 
-def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders, start_dht: StartDHT = dht_node.start_dht) -> None:
     """Serve until it is asked to leave."""
     run, database = run_of(options)
     with ExitStack() as closing:
-        coordinator = Coordinator(run, PeerOptions(**options), database, emit, closing)
+        coordinator = Coordinator(run, PeerOptions(**options), database, emit, closing, start_dht)
         while not orders.leave.wait(LOOK_SECONDS):
             coordinator.look()
             coordinator.lifelines.check()
@@ -54,7 +56,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 class Coordinator:
     """The auxiliary peer's own work, one look at the swarm after the other. What it begins ends with `closing`."""
 
-    def __init__(self, run: RunConfig, opts: PeerOptions, database: str, emit: Emit, closing: ExitStack):
+    def __init__(
+        self, run: RunConfig, opts: PeerOptions, database: str, emit: Emit, closing: ExitStack, start_dht: StartDHT
+    ):
         folder = folders.run_folder(run)
         identity = claim_identity(folder, "aux")
         self._run, self._emit, self._user, self._peer_id = run, emit, opts.user, identity.peer_id
@@ -62,7 +66,7 @@ class Coordinator:
         self._recorder = RunRecorder(run, database, lambda line, level: emit(Log(line, level)))
         closing.callback(self._recorder.close)
         emit(Phase("starting", "joining the DHT"))
-        dht = _join(run, identity, opts, emit)
+        dht = _join(run, identity, opts, emit, start_dht)
         closing.callback(dht_node.stop_dht, dht)
         closing.enter_context(dht_node.daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
@@ -171,10 +175,10 @@ class Coordinator:
             self._emit(Phase(*phase))
 
 
-def _join(run: RunConfig, identity: Identity, opts: PeerOptions, emit: Emit) -> DHT:
+def _join(run: RunConfig, identity: Identity, opts: PeerOptions, emit: Emit, start_dht: StartDHT) -> DHT:
     """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
-    start = partial(dht_node.start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)
+    start = partial(start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)
     try:
         return start(initial_peers=others)
     except dht_node.NobodyAnswered as error:

@@ -70,9 +70,9 @@ class LocalSwarm:
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)
 
-    def start_aux(self, name: str = "aux", *, port: int = 0) -> LocalPeer:
+    def start_aux(self, name: str = "aux", *, port: int = 0, module: str = AUX_MODULE) -> LocalPeer:
         """Start an auxiliary peer and wait for its address, which later members join through."""
-        member = self.start(name, AUX_MODULE, {"port": port, "initial_peers": self.addresses})
+        member = self.start(name, module, {"port": port, "initial_peers": self.addresses})
         if not self.wait(lambda: bool(member.of(Listening)) or not member.running, START_SECONDS):
             raise TTError(f"{name} did not start within {START_SECONDS:.0f} s: see {member.worker.log}")
         if not member.of(Listening):

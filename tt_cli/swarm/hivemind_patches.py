@@ -7,10 +7,11 @@ either starts and before anything is encoded; again it changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import hivemind.dht.dht
+import hivemind.dht.node
 import hivemind.dht.protocol
 import hivemind.utils.tensor_descr
 import torch
@@ -24,6 +25,7 @@ from hivemind.utils import MPFuture
 from hivemind.utils.auth import AuthRole
 
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
+from tt_cli.swarm.records.dht_protocol import DHTProtocol, RoutingTable
 
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
@@ -36,6 +38,7 @@ def apply() -> None:
     StepControl.cancel = cancel_before_telling
     hivemind.dht.protocol.AuthRPCWrapper = AuthorizedByPeerId
     hivemind.dht.dht.DHTNode = NodeSearchingBesideTheKey
+    hivemind.dht.node.DHTProtocol, hivemind.dht.protocol.RoutingTable = DHTProtocol, RoutingTable
     P2P.receive_protobuf = staticmethod(receive_bounded)
     P2P.send_raw_data = staticmethod(send_bounded)
     hivemind.utils.tensor_descr._safe_check_pinned = never_pinned
@@ -83,6 +86,14 @@ class NodeSearchingBesideTheKey(DHTNode):
 
     hivemind asks them for the key's value too: each peer that renewed its record was told the records of all others.
     """
+
+    @classmethod
+    async def create(cls, *args: Any, initial_peers: Sequence[str] | None = None, **more: Any) -> DHTNode:
+        """As hivemind does; those that it joined through are asked first: see `records/dht_protocol.py`."""
+        node = await super().create(*args, initial_peers=initial_peers, **more)
+        peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in initial_peers or ()]
+        node.node_id, node.protocol.routing_table.initial = node.protocol.node_id, tuple(dict.fromkeys(peers))
+        return node
 
     async def find_nearest_nodes(
         self, queries: Collection[DHTID], *args: Any, **more: Any

@@ -3,12 +3,12 @@
 hivemind's own authorizer signs each request and each answer with RSA. That is not needed here: libp2p has proved who
 calls and who is called, and both have shown their passes (pass_guard.py). A look into memory takes the place of two
 signatures and two verifications, and there is nothing that could be replayed. Of the records that a node keeps only the
-run's own count (validator.py).
+run's own count (validator.py), and each is taken from its owner alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
@@ -19,23 +19,29 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from tt_cli.identity.rate_limit import Crowded, RateLimit
-from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.pass_guard import PassGuard
+from tt_cli.swarm.membership.rsa_identity import owners_of, peer_id_of
 from tt_cli.swarm.shared_memory import shared_bytes
 
 BYTES, BYTES_AT_ONCE = 2.0**21, 2.0**24  # to and from one peer: a second
-MOST_KEYS = 256  # in one request: whoever comes new is told all records that it should keep, in one
-MAX_LIFE = 86400.0 + 600.0  # seconds: the longest `statistics_expiration`, and a record that is renewed as it was
-MOST_RECORDS = 4096  # under one key
+MOST_KEYS = 4  # in one request: a search is for one, and so is a record
+MAX_LIFE = 86400.0 + 600.0  # seconds of any record: the longest `statistics_expiration`, and some more
+MOST_BYTES = 3 * 2**20  # of the records under one key: they travel in one answer, of which 4 MiB are read
+SHARE = 2**11  # of each at least: an honest one has some 1,400, and 600 more with a pass
 WORDS = 300  # of a refusal, in bytes
 
 
 class DHTAuthorizer:
-    """One for the DHT node of a peer. refusal: what this peer itself was told last when it was turned away."""
+    """One for the DHT node of a peer. refusal: what this peer itself was told last when it was turned away.
+
+    lives: for each key of the run, for how many seconds from now a record may stay.
+    """
 
     admission_type, guard_type = Admission, PassGuard
 
-    def __init__(self, membership: Admission):
+    def __init__(self, membership: Admission, lives: Mapping[bytes, float] | None = None):
+        self._lives = lives or {}
         self.passes = self.guard_type(membership, self._turned_away)
         self._bytes = RateLimit(BYTES_AT_ONCE, BYTES)
         self._refusal = shared_bytes(WORDS)  # the host process reads it
@@ -64,22 +70,37 @@ class DHTAuthorizer:
         if len(getattr(request, "keys", ())) > MOST_KEYS:
             raise Crowded("too many keys in one request")
         if isinstance(request, dht_pb2.StoreRequest):
-            _check_room(node, request)
+            self._check_store(node, request, caller)
         answer = await method(request, context)
         self._bytes.charge(caller, answer.ByteSize())
         return answer
 
+    def _check_store(self, node: DHTProtocol, request: dht_pb2.StoreRequest, caller: str) -> None:
+        """Raises Crowded for more, or for longer, than this node should keep, NotAdmitted for what is not the caller's.
 
-def _check_room(node: DHTProtocol, request: dht_pb2.StoreRequest) -> None:
-    """Raises Crowded for what would make this node keep more, or for longer, than it should."""
-    latest = get_dht_time() + MAX_LIFE
-    for key, tag, time in zip(request.keys, request.subkeys, request.expiration_time, strict=True):
-        if not time <= latest:
-            raise Crowded("a record that would stay for too long")
-        for storage in (node.storage, node.cache):
-            found = storage.get(DHTID.from_bytes(key))
-            kept = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else ()
-            if len(kept) < MOST_RECORDS:
-                continue
-            if tag == node.IS_DICTIONARY or MSGPackSerializer.loads(tag) not in kept:
+        So it does for hivemind's cache: a node answers with what lies there in the place of what it keeps.
+        """
+        for key, tag, value, time, cached in zip(
+            request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache, strict=True
+        ):
+            if not time <= get_dht_time() + self._lives.get(key, MAX_LIFE):
+                raise Crowded("a record that would stay for too long")
+            if cached or tag == node.IS_DICTIONARY:
+                raise NotAdmitted("records are taken from their owners, one by one")
+            subkey = MSGPackSerializer.loads(tag)
+            self.check_owner(subkey, caller)
+            found = node.storage.get(DHTID.from_bytes(key))
+            kept = dict(found.value.items()) if found and isinstance(found.value, DictionaryDHTValue) else {}
+            grown = _size(subkey, value) - (_size(subkey, kept[subkey].value) if subkey in kept else 0)
+            if grown > 0 and sum(_size(one, record.value) for one, record in kept.items()) + grown > MOST_BYTES:
                 raise Crowded("no room for another record")
+
+    def check_owner(self, subkey: Any, caller: str) -> None:
+        """Raises NotAdmitted where a subkey names an owner other than who calls. A notice has none."""
+        if any(peer_id_of(owner) != caller for owner in owners_of(subkey)):
+            raise NotAdmitted("another peer's record")
+
+
+def _size(subkey: Any, value: bytes) -> int:
+    """Bytes that a record takes of its key's; no fewer than its share, up to which it may grow whenever it likes."""
+    return max(SHARE, len(value) + (len(subkey) if isinstance(subkey, bytes) else 0))

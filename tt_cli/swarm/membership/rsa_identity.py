@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.errors import TTError
@@ -43,6 +44,11 @@ def peer_id_of(public_key: bytes) -> str:
     if not isinstance(key, RSAPublicKey):
         raise ValueError("not an RSA key")
     return peer_key.peer_id(peer_key.public_der(key))
+
+
+def owners_of(subkey: Any) -> list[bytes]:
+    """The public keys that a protected subkey names (OpenSSH form)."""
+    return RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey) if isinstance(subkey, bytes) else []
 
 
 def claim_identity(folder: Path, role: str, name: str = "") -> Identity:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hivemind.dht import DHT
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tt_cli.errors import TTError
@@ -28,6 +29,8 @@ from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import listen_and_announce
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records import dht_search
+from tt_cli.swarm.records.dht_protocol import node_id_of
+from tt_cli.swarm.records.publisher import lives_of
 from tt_cli.swarm.records.validator import RecordValidator
 
 __all__ = ["DHT"]  # hivemind's, for rooms that do not import hivemind; beside what is defined here
@@ -70,12 +73,13 @@ def start_dht(
     if not client_mode and port:
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
-    dht, guard = None, authorizer(membership)
+    dht, guard = None, authorizer(membership, lives_of(run))
     hivemind_patches.apply()
     try:
         dht = DHT(
             initial_peers=list(initial_peers) or None,
             start=False,
+            node_id=identity and node_id_of(PeerID.from_base58(identity.peer_id)),
             record_validators=[dht_search.Checked([RSASignatureValidator(key), records])],
             authorizer=guard,
             client_mode=client_mode,

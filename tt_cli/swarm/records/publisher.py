@@ -12,6 +12,7 @@ from typing import Any
 
 from hivemind.dht import DHT, DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.timed_storage import ValueWithExpiration
@@ -21,12 +22,11 @@ from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
 from tt_cli.run import RunConfig
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, membership_at
-from tt_cli.swarm.membership.control_notices import ControlNotices
-from tt_cli.swarm.membership.rsa_identity import Identity, peer_id_of
+from tt_cli.swarm.membership.control_notices import LIFE_SECONDS, ControlNotices, notice_key
+from tt_cli.swarm.membership.rsa_identity import Identity, owners_of, peer_id_of
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
 from tt_cli.swarm.records.consensus import SwarmState, Vote
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
-from tt_cli.swarm.records.validator import owners_of
 
 __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 
@@ -39,6 +39,15 @@ LIVES = 2  # times `statistics_expiration`: for so long after it was sent a reco
 TELL_SECONDS = 60.0
 
 Tell = Callable[[BaseException], None]
+
+
+def lives_of(run: RunConfig) -> dict[bytes, float]:
+    """For how many seconds from now a node takes a record, by the DHT's key.
+
+    Run files may differ here: what readers find wrong would cost them all else in an answer, so they look at its time.
+    """
+    lives = {peers_key: LIVES * run.swarm.statistics_expiration, history_key: HISTORY_SECONDS, notice_key: LIFE_SECONDS}
+    return {DHTID.generate(key(run.identity)).to_bytes(): life + CLOCK_LEEWAY for key, life in lives.items()}
 
 
 def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:

@@ -8,8 +8,6 @@ and for the guard of connections (membership/pass_guard.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgpack
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -22,11 +20,12 @@ from tt_cli.identity.passes import InvalidPass, read_notice
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.dht_auth import MAX_LIFE
-from tt_cli.swarm.membership.rsa_identity import peer_id_of
+from tt_cli.swarm.membership.rsa_identity import owners_of, peer_id_of
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 
 BROKEN = msgpack.UnpackException, ValueError, TypeError, RecursionError  # what reading bytes of others may raise
-MAX_RECORD = 2**14  # bytes of one record, with its signature
+MAX_RECORD = 2**12  # bytes of a peer's record beside its signature: 1.5 kB with a pass, 3 with all lists and texts full
+MAX_HISTORY = 10 * 2**10  # the same of a history: 256 steps of 25 bytes, 28 where numbers are large
 MAX_OWNER = 2**11  # of the key in a subkey
 MAX_SPREAD_NOTICE = 2**16  # of a notice that passes from peer to peer
 
@@ -56,7 +55,7 @@ class RecordValidator(RecordValidatorBase):
             return False
 
     def _is_owners(self, record: DHTRecord, model: type[PeerRecord] | type[HistoryRecord]) -> bool:
-        if len(record.value) > MAX_RECORD or len(record.subkey) > MAX_OWNER:
+        if len(record.value) > (MAX_RECORD if model is PeerRecord else MAX_HISTORY) or len(record.subkey) > MAX_OWNER:
             return False
         subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
         owners = owners_of(subkey)
@@ -79,11 +78,6 @@ class RecordValidator(RecordValidatorBase):
             return False
         read = read_notice(text, self._authority_key, self._identity, record.expiration_time)
         return read.number == number and record.expiration_time < float("inf")
-
-
-def owners_of(subkey: Any) -> list[bytes]:
-    """The public keys that a protected subkey names (OpenSSH form)."""
-    return RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey) if isinstance(subkey, bytes) else []
 
 
 def owner_subkey(public_key: bytes) -> bytes:

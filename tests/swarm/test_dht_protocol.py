@@ -1,0 +1,172 @@
+"""Where a DHT's nodes are and whom they believe, between real nodes: what one of them answers hides no records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from hivemind.dht import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
+from testbed.attacks import neighbours as lies
+from testbed.attacks.neighbours import Answer
+
+from tt_cli.swarm import hivemind_patches
+from tt_cli.swarm.hivemind_patches import NodeSearchingBesideTheKey
+from tt_cli.swarm.records import dht_protocol
+from tt_cli.swarm.records.dht_protocol import node_id_of
+from tt_cli.swarm.records.dht_search import NO_CACHES
+
+HERE = ["/ip4/127.0.0.1/tcp/0"]
+
+
+class Nodes:
+    """A DHT in this process. more: what its nodes are made with."""
+
+    def __init__(self, stack: AsyncExitStack, more: dict[str, Any]):
+        self.stack, self.more = stack, {**NO_CACHES, **more}
+        self.nodes: list[DHTNode] = []
+        self.first: list[str] = []
+
+    async def start(self, initial: list[str] | None = None) -> DHTNode:
+        """An honest node that joins through the first one."""
+        joined = self.first if initial is None else initial
+        node = await NodeSearchingBesideTheKey.create(
+            initial_peers=joined, host_maddrs=HERE, wait_timeout=5.0, **self.more
+        )
+        self.stack.push_async_callback(node.shutdown)
+        self.first = self.first or [str(address) for address in await node.get_visible_maddrs()]
+        self.nodes.append(node)
+        return node
+
+    async def p2p(self) -> P2P:
+        """A liar's, before it has a place."""
+        p2p = await P2P.create(initial_peers=self.first, host_maddrs=HERE)
+        self.stack.push_async_callback(p2p.shutdown)
+        return p2p
+
+    async def lie(self, p2p: P2P, place: DHTID, answer: Answer) -> None:
+        """Have a liar answer, and call at all of the others."""
+        liar = await lies.DHTProtocol.lie(p2p, place, answer)
+        for node in self.nodes:
+            await liar.call_ping(node.peer_id)
+
+
+@asynccontextmanager
+async def started(number: int, **more: Any) -> AsyncIterator[Nodes]:
+    hivemind_patches.apply()
+    async with AsyncExitStack() as stack:
+        nodes = Nodes(stack, more)
+        for _ in range(number):
+            await nodes.start()
+        yield nodes
+
+
+def key_beside(p2p: P2P, others: list[DHTNode]) -> str:
+    """A key to which this one is nearer than the others, where ids follow from peer ids."""
+    for number in count():
+        key = DHTID.generate(source=(name := f"key {number}"))
+        far = [key.xor_distance(node_id_of(node.peer_id)) for node in others]
+        if key.xor_distance(node_id_of(p2p.peer_id)) < min(far):
+            return name
+    raise AssertionError
+
+
+async def publish(nodes: list[DHTNode], key: str) -> None:
+    """A record of each."""
+    until = get_dht_time() + 60.0
+    assert all([await node.store(key, "x", until, subkey=str(node.peer_id)) for node in nodes])
+
+
+async def read(node: DHTNode, key: str) -> set[str]:
+    """Whose records a node finds."""
+    found: Any = await node.get(key, latest=True)
+    return set(found.value) - {"theirs"} if found is not None else set()
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test, 60.0))
+
+
+@pytest.mark.parametrize("answer", [lies.anywhere, lies.in_their_places, lies.for_ever, lies.unsound])
+@pytest.mark.parametrize("chosen", [True, False], ids=["chosen id", "own place"])
+def test_a_node_beside_the_key_that_answers_as_it_likes_hides_no_record(
+    chosen: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dht_protocol, "HEARSAY_SECONDS", 0.5)  # for those that do not exist
+
+    async def test() -> None:
+        async with started(4, num_workers=1) as nodes:  # one after the other, the nearest first
+            p2p = await nodes.p2p()
+            key = key_beside(p2p, nodes.nodes)
+            place = DHTID(int(DHTID.generate(source=key)) ^ 64) if chosen else node_id_of(p2p.peer_id)
+            await nodes.lie(p2p, place, answer)
+            everybody = {str(node.peer_id) for node in nodes.nodes}
+            await publish(nodes.nodes, key)
+            for node in nodes.nodes:
+                assert await read(node, key) == everybody
+                assert (p2p.peer_id in node.protocol.routing_table) != chosen
+                (said,) = (await node.protocol.call_find(p2p.peer_id, [DHTID.generate(source=key)])).values()
+                assert not said[1] and (said[0] is None or said[0].expiration_time < get_dht_time() + 60.0)
+
+    run(test())
+
+
+def test_nodes_are_where_their_peer_ids_say_and_nobody_else_counts() -> None:
+    async def test() -> None:
+        async with started(3) as nodes:
+            one, *others = nodes.nodes
+            for node in nodes.nodes:
+                assert node.node_id == node.protocol.node_id == node_id_of(node.peer_id)
+                known = set(node.protocol.routing_table.uid_to_peer_id)
+                assert known == {other.node_id for other in nodes.nodes} - {node.node_id}
+            p2p = await nodes.p2p()
+            await nodes.lie(p2p, one.node_id, lies.anywhere)
+            assert await others[0].protocol.call_ping(p2p.peer_id) is None
+            assert others[0].protocol.routing_table[one.node_id] == one.peer_id
+            assert p2p.peer_id not in others[0].protocol.routing_table
+
+    run(test())
+
+
+def test_who_joins_through_a_node_out_of_its_place_is_told_that_nobody_answered() -> None:
+    async def test() -> None:
+        async with started(1) as nodes:
+            p2p = await nodes.p2p()
+            await nodes.lie(p2p, DHTID.generate(), lies.anywhere)
+            with pytest.raises(RuntimeError, match="none of the initial_peers responded"):
+                await nodes.start([str(address) for address in await p2p.get_visible_maddrs()])
+
+    run(test())
+
+
+def test_who_surrounds_a_key_hides_nobody_from_those_who_joined_through_the_same_node() -> None:
+    """A record is kept at one node here, and a search asks one: the liar, which is nearest."""
+
+    async def test() -> None:
+        async with started(3, bucket_size=1, num_replicas=1) as nodes:
+            p2p = await nodes.p2p()
+            key = key_beside(p2p, nodes.nodes)
+            await nodes.lie(p2p, node_id_of(p2p.peer_id), lambda key, caller: lies.named([]))
+            await publish(nodes.nodes, key)
+            for node in nodes.nodes:
+                assert p2p.peer_id in node.protocol.routing_table
+                assert await read(node, key) == {str(other.peer_id) for other in nodes.nodes}
+
+    run(test())
+
+
+def test_what_others_stored_is_not_passed_on_to_a_newcomer() -> None:
+    async def test() -> None:
+        async with started(1) as nodes:
+            await publish(nodes.nodes, "key")
+            newcomer = await nodes.start()
+            assert await read(newcomer, "key") == {str(nodes.nodes[0].peer_id)}
+            assert not len(newcomer.protocol.storage)
+
+    run(test())

@@ -1,0 +1,121 @@
+"""A DHT whose nodes have no choice where they are, and believe nobody's word of who else is there.
+
+hivemind's nodes choose their ids: one beside a key, which names invented neighbours to whoever searches, hides all that
+lies under it. Here an id is a hash of the peer id, for which libp2p proves the key, and a neighbour that somebody names
+is searched once it has answered a ping itself, for a peer id without a key costs nothing. Who makes many keys may still
+surround one: so the nodes that this one joined through are asked too, and records are kept there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from itertools import islice
+from typing import Any
+
+from hivemind.dht import protocol, routing
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+MOST_INITIAL = 2  # nodes that are asked first; hivemind keeps a record at five
+HEARSAY_SECONDS, AGAIN_SECONDS = 2.0, 30.0  # that a search waits for who was named; until that one is pinged again
+MOST_HEARSAY = 1024  # peers that were pinged because somebody named them
+
+
+def node_id_of(peer: PeerID) -> DHTID:
+    """The one place in the DHT of this peer."""
+    return DHTID.generate(source=peer.to_bytes())
+
+
+class RoutingTable(routing.RoutingTable):
+    """hivemind's, in which `initial`, the peers that this node joined through, are nearest to whatever it seeks."""
+
+    initial: tuple[PeerID, ...] = ()
+
+    def asked_first(self) -> list[PeerID]:
+        """Those of them that answered last."""
+        return list(islice((peer for peer in self.initial if peer in self), MOST_INITIAL))
+
+    def get_nearest_neighbors(self, query_id: DHTID, k: int, exclude: DHTID | None = None) -> Any:
+        """The nearest nodes, nearest first. In a search of this node's own, which leaves it out, `asked_first` lead."""
+        nearest = super().get_nearest_neighbors(query_id, k, exclude)
+        first = self.asked_first() if exclude == self.node_id else []
+        places = [(DHTID(query_id ^ (number + 2)), peer) for number, peer in enumerate(first)]  # ^ 1 is `beside` it
+        return places + [(node, peer) for node, peer in nearest if peer not in first]
+
+
+class DHTProtocol(protocol.DHTProtocol):
+    """hivemind's, which checks who is where. Calls go by the name of this class: it has to be hivemind's."""
+
+    @classmethod
+    async def create(cls, p2p: P2P, node_id: DHTID, *args: Any, **more: Any) -> Any:
+        """As hivemind does, whatever the id."""
+        return await super().create(p2p, node_id_of(p2p.peer_id), *args, **more)
+
+    def __init__(self, **more: Any):
+        super().__init__(**more)
+        self._pinged: dict[PeerID, float] = {}  # who was named by others, and when
+        self._pings: dict[PeerID, set[asyncio.Task[DHTID | None]]] = {}  # that still run, by who named them
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        """As hivemind does, for nodes in their own places."""
+        if not responded or node_id == node_id_of(peer_id):
+            await super().update_routing_table(node_id, peer_id, responded=responded)
+
+    async def call_ping(self, peer: PeerID, *args: Any, **more: Any) -> DHTID | None:
+        """As hivemind does; a node that is not in its place has not answered."""
+        named = await super().call_ping(peer, *args, **more)
+        return named if named == node_id_of(peer) else None
+
+    async def call_store(self, peer: PeerID, keys: Any, values: Any, expiration_time: Any, **more: Any) -> Any:
+        """As hivemind does, for records of this peer's own: dictionaries are others', who store what is in them.
+
+        Who joined through nobody keeps its own records too, for those who joined through it ask it for them.
+        """
+        if any(isinstance(value, DictionaryDHTValue) for value in values):
+            return None
+        if not self.routing_table.initial:
+            for key, value, until, subkey in zip(keys, values, expiration_time, more["subkeys"], strict=True):
+                self.storage.store_subkey(key, subkey, value, until)
+        return await super().call_store(peer, keys, values, expiration_time, **more)
+
+    async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
+        """As hivemind does. Neighbours are those that have answered this node; records last as long as they say."""
+        answer = await super().call_find(peer, keys)
+        if answer is None:
+            return None
+        table, asked = self.routing_table, [*self.routing_table.asked_first(), self.p2p.peer_id]
+        near = {place for _, places in answer.values() for place in islice(places.items(), self.bucket_size)}
+        near = {(node, other) for node, other in near if node == node_id_of(other) and other not in asked}
+        await self._meet(peer, {other for _, other in near if other not in table})
+        return {
+            key: (rebuilt(value), dict(place for place in places.items() if place in near and place[1] in table))
+            for key, (value, places) in answer.items()
+        }
+
+    async def _meet(self, namer: PeerID, named: set[PeerID]) -> None:
+        """Ping those whom this node does not know, and wait a little: who answers is in its table, now or later."""
+        now, running = time.monotonic(), self._pings.setdefault(namer, set())
+        due = [peer for peer in named if now > self._pinged.get(peer, -AGAIN_SECONDS) + AGAIN_SECONDS]
+        pings = {peer: asyncio.create_task(self.call_ping(peer)) for peer in due[: self.bucket_size - len(running)]}
+        self._pinged |= dict.fromkeys(pings, now)
+        running.update(pings.values())
+        for ping in pings.values():
+            ping.add_done_callback(running.discard)
+        while len(self._pinged) > MOST_HEARSAY:
+            del self._pinged[next(iter(self._pinged))]
+        if pings:
+            await asyncio.wait(pings.values(), timeout=HEARSAY_SECONDS)
+
+
+def rebuilt(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[DictionaryDHTValue] | None:
+    """What a node answered, of its records alone, which were checked: hivemind ends a search at a "for ever"."""
+    if found is None or not isinstance(found.value, DictionaryDHTValue) or not found.value.data:
+        return None
+    records = DictionaryDHTValue()
+    for subkey, record in found.value.data.items():
+        records.store(subkey, record.value, record.expiration_time)
+    return ValueWithExpiration(records, records.latest_expiration_time)
