@@ -36,6 +36,7 @@ from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import dht_time, start_dht, stop_dht
+from tt_cli.swarm.records.consensus import FASTER
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
 from tt_cli.swarm.reporting.round_log import BOASTING
@@ -236,7 +237,8 @@ def test_nobody_follows_who_lies_about_itself(training: Training, liar: Liar, li
         assert all((event.epoch, event.digest) in made for event in taken)
         assert liar.identity.peer_id not in {event.source for event in taken}
         rounds = committed(member)[steps[member.name] :]
-        assert all(event.samples >= training.run.swarm.target_batch_size / 2 for event in rounds), rounds
+        least = training.run.swarm.target_batch_size - FASTER * 4  # what a liar may claim at once
+        assert all(event.samples >= least for event in rounds), rounds
 
 
 @pytest.mark.promise(
