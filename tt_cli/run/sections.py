@@ -239,7 +239,7 @@ class SwarmPart(Section):
         "linear8", description="linear8, or blockwise8 as in the paper"
     )
     aggregation: Literal["centered_clip", "mean"] = Field(
-        "centered_clip", description="centered_clip: a minority cannot move it far; or mean"
+        "centered_clip", description="centered_clip: a minority cannot move it far; or mean, among your own machines"
     )
     large_tensor: int = Field(65536, ge=1, description="elements from which gradients travel in 8 bits")
     matchmaking_time: float = Untrained(15.0, gt=0, le=600, description="longer for peers far apart")
