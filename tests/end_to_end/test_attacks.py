@@ -20,7 +20,7 @@ from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
 LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "two-faced reducer"
-LATER = "lying reducer", "evasive reducer", "false leader"  # seen by more than one round
+LATER = "lying reducer", "evasive reducer", "false leader", "weight never published"  # in no round by itself
 REFUSED = [name for name in ROUNDS if name not in (LATE, ENDLESS, HUGE, UNLIKE, *LATER)]
 CLIPPED = [HUGE, *GRADIENTS]
 

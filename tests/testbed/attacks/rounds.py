@@ -54,8 +54,8 @@ def weighs(weight: float) -> Change:
 
 
 def unpublished(allreduce: AllReduce, part: TensorPart, message: Message) -> None:
-    """Claims four target batches, where all have computed as much as this one."""
-    message.weight = 4.0 * allreduce.weight * len(allreduce.members)
+    """Claims as much as is not refused: four target batches of who published none."""
+    message.weight = max(allreduce.group.limits.values())
 
 
 def filled(value: float, weight: float | None = None) -> Change:
