@@ -165,7 +165,8 @@ async def _round(members: Sequence[Member], honest: int) -> list[Outcome]:
 
 
 def mean_of(members: Sequence[Member]) -> torch.Tensor:
-    """Of these members' true gradients, over their samples, in double precision."""
-    weights = [member.allreduce.weight for member in members]
+    """Of these members' true gradients, over their samples, none more than all others', in double precision."""
+    claimed = [member.allreduce.weight for member in members]
+    weights = [min(weight, sum(claimed) - weight) for weight in claimed]
     values = [flattened(member.gradients()).double().numpy() for member in members]
     return torch.from_numpy(np.average(values, axis=0, weights=weights))
