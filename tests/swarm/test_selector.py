@@ -194,15 +194,17 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
 
 
 def test_who_leaves_audits_unanswered_is_named_for_longer_each_time() -> None:
-    mine = company("b", "c", "liar")
+    mine, silent = company("b", "c", "liar"), RoundResult(complete=True, doubts={"liar": "did not show its inputs"})
+    mine.stepped(4, silent)
+    assert not mine.slow, "once may be a busy machine"
     for epoch, until in ((5, 15), (16, 36), (37, 77)):
-        mine.stepped(epoch, RoundResult(complete=True, doubts={"liar": "did not show its inputs"}))
+        mine.stepped(epoch, silent)
         assert mine.slow == {"liar": until}
     for _ in range(99):
-        mine.stepped(100, RoundResult(complete=True, doubts={"liar": "did not show its inputs"}))
+        mine.stepped(100, silent)
     assert mine.slow == {"liar": 100 + stragglers.MOST_STEPS}
-    mine.stepped(900, RoundResult(complete=True))
-    assert not mine.slow
+    mine.stepped(101 + stragglers.REMEMBERED, silent)
+    assert not mine.slow, "long ago"
 
 
 def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from fractions import Fraction
@@ -12,7 +12,7 @@ from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
-from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, Straggler, StragglerDetector
+from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, REMEMBERED, Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART, voices
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
@@ -49,7 +49,7 @@ class ParticipantSelector:
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
         self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = self._clock.monotonic()
-        self._silences = Counter[str]()  # audits that each left unanswered
+        self._silences: dict[str, list[int]] = {}  # peer id → the steps after which it left an audit unanswered
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._turn, self._fails_since = turn, math.inf
         self._state_key = ""  # of the last plan
@@ -155,9 +155,11 @@ class ParticipantSelector:
         stragglers.pop(self._me, None)
         self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
         self.slow |= {peer_id: epoch + straggler.steps for peer_id, straggler in stragglers.items()}
-        self._silences.update(result.doubts.keys())
-        for peer_id in result.doubts:
-            self.slow[peer_id] = epoch + min(MOST_STEPS, FIRST_STEPS * 2 ** (self._silences[peer_id] - 1))
+        for peer_id in result.doubts:  # once may be a busy machine
+            lately = [past for past in self._silences.get(peer_id, ()) if past > epoch - REMEMBERED]
+            self._silences[peer_id] = [*lately, epoch]
+            if lately:
+                self.slow[peer_id] = epoch + min(MOST_STEPS, FIRST_STEPS * 2 ** (len(lately) - 1))
         return stragglers
 
     def forgive(self) -> None:
