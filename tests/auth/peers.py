@@ -90,7 +90,7 @@ class Served:
     def __init__(self, file: Path, environment: dict[str, str], *flags: str):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tt_cli.cli.main", "authority", "serve", str(file)]
-            + ["--host", "127.0.0.1", "--port", "0", *flags],
+            + ["--host", "127.0.0.1", "--port", "0", "--most-peers", "64", *flags],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
