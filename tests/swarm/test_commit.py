@@ -17,7 +17,7 @@ from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
-from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, read_status
+from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, quorum, read_status
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
@@ -90,10 +90,17 @@ def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data:
         heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
         others = {str(one): [column[one]] for one in heard}
         found = agree([own], others, len(column) - 1 - len(heard), len(heard & dropped))
-        assert not found.unheard or 2 * (1 + len(heard - dropped)) <= len(column)
+        assert bool(found.unheard) == (1 + len(heard - dropped) < quorum(len(column)))
         if not (found.disputed or found.unheard or me in dropped):
             ends.add(found.wanted[0][0] if found.wanted else own)
     assert len(ends) <= 1
+
+
+@pytest.mark.parametrize("members", range(1, 100))
+def test_two_quorums_have_an_honest_member_in_common_where_less_than_a_third_lie(members: int) -> None:
+    liars = (members - 1) // 3
+    assert members / 2 < quorum(members) <= members - liars, "more than half, and the honest are enough"
+    assert 2 * quorum(members) - members > liars
 
 
 def message(value: object) -> runtime_pb2.ExpertInfo:
