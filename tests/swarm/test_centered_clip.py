@@ -98,7 +98,7 @@ def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> No
     weights = [1000.0, 20.0, 20.0, 20.0]
     members = honest(weights)
     average, clipped = clip(members)
-    assert not clipped, "an honest one with many samples has its full weight"
+    assert not clipped, "an honest one with many samples is not far from the others"
     members[0] = sent(0, -50 * gradient(0, 1000.0), 1000.0)
     average, clipped = clip(members)
     assert clipped == {"p0": 0.0}

@@ -98,6 +98,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
+        self._seeking = longest_search(run.swarm.matchmaking_time)
         # in the averager's process:
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
@@ -144,7 +145,7 @@ class Averager(StateBridge, DecentralizedAverager):
         """
         self._outer_pipe.send(("_prepare_round", [plan], {}))
         now, longest = self.clock.dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
-        timeout = longest_search(longest)
+        timeout = self._seeking
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
@@ -280,8 +281,7 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         peer_id, plan = str(context.remote_id), self._plan
         leads = plan.leader == str(self.peer_id) and join.group == (self.audits.rules.run, plan.state_key, plan.leader)
-        patience = longest_search(self._run.swarm.matchmaking_time)
-        fresh = abs(join.time - self.clock.dht_time()) <= patience + SKEW
+        fresh = abs(join.time - self.clock.dht_time()) <= self._seeking + SKEW
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
@@ -310,9 +310,8 @@ class Averager(StateBridge, DecentralizedAverager):
         began = loop_time()
         try:
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
-            patience = longest_search(self._run.swarm.matchmaking_time)
             admission, opened = self._membership, self.signer.opened
-            joins = self._keys().check(group_info, contribution.swarm, admission, opened, patience)
+            joins = self._keys().check(group_info, contribution.swarm, admission, opened, self._seeking)
             commit = self._begin(group_id_of(group_info.gathered), joins, weight)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:

@@ -108,7 +108,7 @@ class SignedJoin:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What the joins of one group have in common."""
+        """The fields that the joins of one group have in common."""
         return self.run, self.state_key, self.leader
 
     def sign(self, signer: Signer) -> bytes:
@@ -117,7 +117,7 @@ class SignedJoin:
 
     @classmethod
     def read(cls, envelope: bytes, opened: Opened = open_envelope) -> tuple[str, SignedJoin]:
-        """Who signed it, and what. Raises NotProven for anything else."""
+        """The signer's peer id, and the join. Raises NotProven for anything else."""
         signer, body = opened(envelope)
         return signer, cls(*_read(body, wire.JOIN)[1:])
 

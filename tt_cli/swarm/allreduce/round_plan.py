@@ -103,7 +103,7 @@ class RoundPlan:
 
 
 def leader_of(state_key: str, peers: Iterable[str], turn: int = 0) -> str:
-    """Who of these leads the groups of this state in this turn: the smallest hash of all three. "" without peers."""
+    """The leader among these of a state's groups in this turn: the smallest hash of all three. "" without peers."""
     return min(peers, key=lambda peer: hashlib.sha256(f"{state_key} {peer} {turn}".encode()).digest(), default="")
 
 
@@ -169,7 +169,7 @@ class FalseGroup(ValueError):
 
 @functools.lru_cache(maxsize=2 * MAX_MEMBERS)  # a leader is asked ten times a second, and all look at all joins
 def join_in(gathered: bytes, peer: PeerID, opened: Opened) -> SignedJoin:
-    """What this member of a group signed for it. Raises ValueError for anything else."""
+    """The join that this member signed for a group. Raises ValueError for anything else."""
     signer, join = SignedJoin.read(wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2]), opened)
     if signer != str(peer):
         raise NotProven("it was signed by somebody else")

@@ -112,7 +112,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
 
 def rebuilt(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[DictionaryDHTValue] | None:
-    """What a node answered, of its records alone, which were checked: hivemind ends a search at a "for ever"."""
+    """The checked records of an answer, without its bound: hivemind ends a search at a "for ever"."""
     if found is None or not isinstance(found.value, DictionaryDHTValue) or not found.value.data:
         return None
     records = DictionaryDHTValue()
