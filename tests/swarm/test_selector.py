@@ -74,7 +74,7 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
     waits = 0
     for number in range(30):
         behind = SwarmState.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
-        if late := mine.late(behind, 5):
+        if late := mine.late(behind, *HERE):
             waits += 1
             mine.no_shows.strike(record.peer_id for record in late)
         mine.ended(RoundResult(complete=True, members={"me": {}}), (), behind.records, 5)

@@ -19,7 +19,7 @@ def state(view: SwarmState) -> tuple[int, str]:
 def test_nobody_holds_nothing() -> None:
     view = SwarmState.of([])
     assert state(view) == (0, "")
-    assert (view.records, view.donors(), view.members(0, ""), view.late(0)) == ((), [], [], [])
+    assert (view.records, view.donors(), view.members(0, ""), view.late(0, "")) == ((), [], [], [])
     assert view.samples_per_second() == 0.0
 
 
@@ -54,8 +54,15 @@ def test_only_who_holds_the_same_state_averages_together() -> None:
         ]
     )
     assert [one.peer_id for one in view.members(5, "aa")] == ["a", "b"]
-    assert [one.peer_id for one in view.late(5)] == ["d"]
-    assert view.late(4) == view.late(7) == []
+    assert [one.peer_id for one in view.late(5, "aa")] == ["d"]
+    assert not view.late(4, "aa")
+
+
+def test_who_alone_holds_a_state_waits_for_all_that_are_behind() -> None:
+    view = SwarmState.of([record("me", epoch=9), record("b"), record("aux", role="aux", epoch=9), record("c", epoch=1)])
+    assert [one.peer_id for one in view.late(9, "aa")] == ["b", "c"]
+    company = SwarmState.of([*view.records, record("d", epoch=9), record("e", epoch=8)])
+    assert [one.peer_id for one in company.late(9, "aa")] == ["e"]
 
 
 def test_a_peer_in_client_mode_is_ahead_for_nobody_while_others_can_hand_over() -> None:

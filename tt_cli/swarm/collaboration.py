@@ -328,7 +328,7 @@ class Collaboration:
                     missing = self._target - self._samples_of_swarm(view)
                     seconds = missing / max(view.samples_per_second(), 1e-9)
                     self.board.expect(seconds)
-                    if not self._selector.late(view, self.epoch):
+                    if not self._selector.late(view, *self.state.position):
                         self._matchmaker.prepare(self._plan(view), seconds)
                     self._wait()
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -370,8 +370,10 @@ class Collaboration:
                 self._wait(missing=why)
             else:
                 self._matchmaker.drop()
+                result = RoundResult.alone(self.peer_id, held.samples, held.loss)
+                self._selector.ended(result, (), view.records, self.epoch)
                 with self._committing:
-                    self._commit(started, RoundResult.alone(self.peer_id, held.samples, held.loss))
+                    self._commit(started, result)
                 return
             view = self.board.fresh_view()
 
@@ -383,9 +385,9 @@ class Collaboration:
             self.emit(Log(f"left out the gradient of this step: {error}", "warning"))
 
     def _wait_for_late(self, started: float) -> SwarmState:
-        """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
+        """Give those who are about to come to this state the time that matchmaking would take; then go without them."""
         view = self.board.fresh_view()
-        while late := self._selector.late(view, self.epoch):
+        while late := self._selector.late(view, *self.state.position):
             if self._closing or self.clock.monotonic() > started + self.run.swarm.matchmaking_time:
                 self._selector.no_shows.strike(record.peer_id for record in late)
                 break

@@ -106,9 +106,9 @@ class ParticipantSelector:
         if any(lacking.values()):
             self._show(lacking)
 
-    def late(self, view: SwarmState, epoch: int) -> list[PeerRecord]:
-        """Members that are about to finish the step that others have finished, and may come to the next round."""
-        return [record for record in view.late(epoch) if self.no_shows.expects(record)]
+    def late(self, view: SwarmState, epoch: int, digest: str) -> list[PeerRecord]:
+        """Members that are about to come to this state, and may come to the next round."""
+        return [record for record in view.late(epoch, digest) if self.no_shows.expects(record)]
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.

@@ -66,9 +66,13 @@ class SwarmState:
         """Members that hold exactly this state, of all that make steps: those who can average together."""
         return [r for r in self.records if r.averages and r.state == (epoch, digest)]
 
-    def late(self, epoch: int) -> list[PeerRecord]:
-        """Members exactly one step behind: most likely about to finish the step that others have finished."""
-        return [r for r in self.records if r.averages and r.epoch == epoch - 1]
+    def late(self, epoch: int, digest: str) -> list[PeerRecord]:
+        """Members exactly one step behind: most likely about to finish the step that others have finished.
+
+        All that are behind where nobody else holds this state: who steps alone could be ahead of them for ever.
+        """
+        behind = [r for r in self.records if r.averages and r.epoch < epoch]
+        return behind if len(self.members(epoch, digest)) < 2 else [r for r in behind if r.epoch == epoch - 1]
 
     def trainers(self) -> list[PeerRecord]:
         """Those that count as part of the swarm: not more than a step away from what most hold."""

@@ -10,7 +10,7 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_state import Tree
 
 LOOK_SECONDS = 2.0
-SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
+SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.05
 
 
 class TrustedDigests:
@@ -56,10 +56,10 @@ class TrustedDigests:
 
         A donor may have stepped just before it answered: its record follows.
         """
-        for _ in range(SIGNATURE_LOOKS):
+        for look in range(SIGNATURE_LOOKS):
             if self.believed(tree):
                 break
-            await asyncio.sleep(SIGNATURE_SECONDS)
+            await asyncio.sleep(SIGNATURE_SECONDS * 2**look if look else 0.0)
             await self.look()
         return self.believed(tree)
 
