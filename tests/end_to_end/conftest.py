@@ -12,10 +12,10 @@ from testbed.fork_server import fork_server
 from testbed.namespaces import Network
 
 from tt_cli.run import RunConfig, load_run
-from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
+from tt_cli.supervisor.events import Listening, Phase, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
-WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
+WAIT = 150.0  # seconds; an upper bound for a busy machine, never a measurement
 TEST_PEER = "testbed.peer"
 
 PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -89,7 +89,9 @@ def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
     members = [swarm.members[name] for name in names]
     if swarm.wait(lambda: all(last_step(member) >= step for member in members), WAIT):
         return
+    phases = {m.name: m.of(Phase)[-5:] for m in swarm.members.values()}
     tails = "\n".join(f"--- {m.name} at {last_step(m)}\n{m.worker.log.read_text()[-1500:]}" for m in members)
+    tails += f"\n{phases}"
     pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}")
 
 

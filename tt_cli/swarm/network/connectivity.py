@@ -141,8 +141,8 @@ class ConnectivityMonitor:
             self._unseen_since = math.inf
             return ""
         recent = self._clock.monotonic() < self._began_at + RECENT_SECONDS
-        # Asked again before anybody counts as gone: the line may have broken when some had answered and others not yet.
-        for look in range(2):
+        # Asked twice before anybody counts as gone: the line may have broken when some had answered and others not yet.
+        for look in range(3):
             found = self.newest if recent and not look else self.ask()
             self._unseen_since = min(self._unseen_since, self._clock.monotonic())
             there = found.answered & unseen

@@ -108,13 +108,17 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
 
 
 async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
-    """In the DHT's process: who answers is in the routing table again, and not avoided."""
+    """In the DHT's process: who answers is in the routing table again, and not avoided; this node's initial peers too.
+
+    One of them that ended and began anew knows nobody, and nobody asks it.
+    """
 
     async def ping(peer: PeerID) -> None:
         if await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)
 
-    await asyncio.gather(*(ping(PeerID.from_base58(peer)) for peer in peers))
+    known = dict.fromkeys([*map(PeerID.from_base58, peers), *node.protocol.routing_table.initial])
+    await asyncio.gather(*map(ping, known))
 
 
 class PeerDirectory:
