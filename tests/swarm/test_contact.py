@@ -19,6 +19,7 @@ from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
 from tt_cli.swarm.network.connectivity import CUT_OFF, Connectivity, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
+from tt_cli.swarm.records.publisher import keep_in_touch
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
 AHEAD = 100.0
@@ -116,12 +117,25 @@ class Answers(ConnectivityMonitor):
         self.newest = self.first.pop(0) if self.first else self.answer
         return self.newest
 
+    def heard(self, answer: Connectivity) -> None:
+        """A moment ago, when something else asked."""
+        self._began_at, self.newest = self._clock.monotonic(), answer
+
 
 JOINED = "/ip4/10.0.0.1/tcp/1/p2p/aux"
 
 
 def answers(*peers: str) -> Connectivity:
     return Connectivity(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
+
+
+def test_who_was_joined_and_began_anew_is_found_without_being_asked_for(start: Callable[..., DHT]) -> None:
+    first = start()
+    joined = start(*addresses_of(first))
+    joined.run_coroutine(_forget)
+    first.run_coroutine(_forget)
+    joined.run_coroutine(partial(keep_in_touch, peers=()))
+    assert joined.run_coroutine(_known) == 1
 
 
 def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
@@ -152,6 +166,14 @@ def test_a_line_that_breaks_while_it_asks_does_not_make_the_others_gone() -> Non
     assert broken.why_not_alone() == CUT_OFF
     broken.answer = answers("aux")
     assert not broken.why_not_alone(), "they are gone, twice"
+
+
+def test_what_was_heard_a_moment_ago_is_no_second_answer() -> None:
+    broken = Answers(JOINED)
+    broken.accompanied(["a", "b"])
+    broken.heard(answers("aux"))
+    broken.first = [answers("aux")]
+    assert broken.why_not_alone() == CUT_OFF
 
 
 def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     return max(histories, key=lambda history: len(history.steps), default=None)
 
 
-async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
+async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
     """In the DHT's process: who answers is in the routing table again, and not avoided; this node's initial peers too.
 
     One of them that ended and began anew knows nobody, and nobody asks it.
@@ -294,7 +294,7 @@ class PeerDirectory:
             return
         self._pinged = self._clock.monotonic()
         peers = [peer_id for peer_id in self.trainers() if self._record is None or peer_id != self._record.peer_id]
-        self._dht.run_coroutine(partial(_ping, peers=tuple(peers[:MOST_PINGED])), return_future=True)
+        self._dht.run_coroutine(partial(keep_in_touch, peers=tuple(peers[:MOST_PINGED])), return_future=True)
 
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
