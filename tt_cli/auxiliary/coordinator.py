@@ -104,7 +104,8 @@ class Coordinator:
         self._look_for_leader(swarm)
         self._publish()
         self._recorder.record(swarm)
-        if not busy and self._keeper.wants(swarm):  # it may take minutes
+        of_now = all(record.era == self._orders.era for record in swarm.records)  # an order may be newer than the view
+        if not busy and of_now and self._keeper.wants(swarm):  # it may take minutes
             self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
             self._fetching.start()
         self._tell(swarm)
