@@ -91,8 +91,7 @@ def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
         return
     phases = {m.name: m.of(Phase)[-5:] for m in swarm.members.values()}
     tails = "\n".join(f"--- {m.name} at {last_step(m)}\n{m.worker.log.read_text()[-1500:]}" for m in members)
-    tails += f"\n{phases}"
-    pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}")
+    pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}\n{phases}")
 
 
 def digests(members: list[LocalPeer]) -> dict[int, set[str]]:

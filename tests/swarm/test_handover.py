@@ -38,7 +38,7 @@ PATIENCE = 60.0  # seconds that a taker waits for one donor at most
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two looks and two attempts than for people."""
-    monkeypatch.setattr(signatures_room, "SIGNATURE_SECONDS", 0.02)
+    monkeypatch.setattr(signatures_room, "SIGNATURE_PAUSES", (0.02,) * 6)
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(taker_room, "RESUME_SECONDS", 0.3)
     monkeypatch.setattr(taker_room, "HEDGE_SECONDS", 3.0)

@@ -142,8 +142,8 @@ class ConnectivityMonitor:
             return ""
         recent = self._clock.monotonic() < self._began_at + RECENT_SECONDS
         # Asked twice before anybody counts as gone: the line may have broken when some had answered and others not yet.
-        for look in range(3):
-            found = self.newest if recent and not look else self.ask()
+        for look in range(0 if recent else 1, 3):
+            found = self.ask() if look else self.newest
             self._unseen_since = min(self._unseen_since, self._clock.monotonic())
             there = found.answered & unseen
             if there and self._clock.monotonic() < self._unseen_since + UNSEEN_SECONDS:

@@ -10,7 +10,7 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_state import Tree
 
 LOOK_SECONDS = 2.0
-SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.05
+SIGNATURE_PAUSES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each look for a signature
 
 
 class TrustedDigests:
@@ -56,10 +56,10 @@ class TrustedDigests:
 
         A donor may have stepped just before it answered: its record follows.
         """
-        for look in range(SIGNATURE_LOOKS):
+        for pause in SIGNATURE_PAUSES:
             if self.believed(tree):
                 break
-            await asyncio.sleep(SIGNATURE_SECONDS * 2**look if look else 0.0)
+            await asyncio.sleep(pause)
             await self.look()
         return self.believed(tree)
 
