@@ -1,6 +1,7 @@
 """What goes wrong with a peer at chosen steps: `Faults.fail_at(peer, step, stage)`, as in torchft's EventInjector.
 
 Each fault happens once: in the first round towards that step or a later one, or at the first micro-batch for it.
+A death is due until it comes: who was to die as it answers the others, and was asked by none, dies in a later round.
 
 die before / amid / after   the whole peer is killed before it sends any average, after the first, after all of them
 die sending                 the whole peer is killed after the first part of its own gradient
@@ -68,7 +69,8 @@ class DueFaults:
         """The one to happen now on the way to this step, "" for none. stages: which; any without."""
         for due in self._left:
             if due[0] <= step and (not stages or due[1] in stages):
-                self._left.remove(due)
+                if not due[1].startswith("die"):
+                    self._left.remove(due)
                 return due[1]
         return ""
 
@@ -122,8 +124,10 @@ class FaultyConduct(Conduct):
 
     async def commits(self, commit: CommitProtocol, run: Callable[[], Awaitable[None]]) -> None:
         if self._stage == "die after":
-            await self._all_served.wait()
-            die()
+            try:
+                await self._all_served.wait()
+            finally:  # the round may end before a member that is dead itself has fetched all
+                die()
         await run()
 
     async def asks(self, commit: CommitProtocol, ask: Callable[[], Awaitable[None]]) -> None:
