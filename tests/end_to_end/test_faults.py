@@ -48,7 +48,7 @@ def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(start_s
     swarm, members = start(start_swarm, faults, "anna", *dying, "fred", patience=4.0)
     for name in dying:
         died = swarm.wait(lambda name=name: not members[name].running, WAIT)
-        assert died, f"{name} should have died: {({m.name: (last_step(m), m.of(Phase)[-5:]) for m in members.values()})}"
+        assert died, (name, {m.name: (last_step(m), m.of(Phase)[-5:]) for m in members.values()})
     wait_for_step(swarm, last_step(members["anna"]) + 2, "anna", "fred")
     assert_agreed(list(members.values()))
     for name in ("anna", "fred"):
