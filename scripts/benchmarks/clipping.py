@@ -2,10 +2,14 @@
 
 - A swarm's arithmetic in one process, as bench_convergence does it: ten members with shares of 3 to 22 % of the batch
   train the emoji-demo run, with the same examples in every arm. `mean`: all honest, the plain mean. `clip`: all honest,
-  CenteredClip. `flip`, `flip100`, `noise`: the first, third and fifth member (44 % of the samples) send their gradient
-  times -1, times -100, or noise ten times as large. `mean_flip100` is what the last but one does to the plain mean.
-- loss_ratio: the mean loss of the last five steps over that of `mean`. clipped: the share of honest members' parts that
-  were clipped, and of the attackers'. Honest, nobody should be.
+  CenteredClip. `without`: the first, third and fifth member (44 % of the samples) are not there.
+- In the others these three attack. `flip`, `flip100`, `noise`: they send their gradient times -1, times -100, or noise
+  ten times as large; `mean_flip100` is what that does to the plain mean. They know all gradients: `bias` is the honest
+  members' mean and a fixed direction, together just within the radius, `hidden_bias` its own gradient and that,
+  `weak_bias` a third of it, where it shows least; `drift` grows to it in 20 steps; `alie` is "a little is enough"
+  (Baruch et al. 2019), `ipm` the inner-product manipulation (Xie et al. 2020).
+- loss_ratio: the mean loss of the last five steps over that of `mean`; honest_ratio: over that of `without`. clipped:
+  the share of honest members' parts that were clipped, and of the attackers'. Honest, nobody should be.
 - cost: CPU seconds of one reducer's share of a round of 32 million parameters and some members, one thread; of the
   plain mean, of CenteredClip with honest members, and with one that is clipped. audit: of what signing costs a peer in
   that round (hashing what it sends and what it gets, signatures), and of computing one part again. look: of comparing
@@ -28,6 +32,7 @@ from typing import Any
 
 import torch
 from hivemind.utils.crypto import RSAPrivateKey
+from testbed.attacks.gradients import COLLUSIONS, Seen
 
 from scripts.benchmarks.convergence import Training, swarm_average
 from scripts.benchmarks.harness import cpu_time
@@ -48,6 +53,8 @@ ARMS = {
     "flip100": ("centered_clip", "flip100"),
     "noise": ("centered_clip", "noise"),
     "mean_flip100": ("mean", "flip100"),
+    "without": ("centered_clip", "without"),
+    **{name: ("centered_clip", name) for name in COLLUSIONS},
 }
 LAST = 5  # steps
 QUICK = "ten steps of two arms"
@@ -65,10 +72,26 @@ class Attacked(Training):
         self.averages = 0
 
     def average(self, buffers: list[GradientBuffer]) -> GradientBuffer:
-        for member in ATTACKERS if self.attack else ():
-            self._spoil(buffers[member], member)
         self.averages += 1
-        return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation, self.clipped)
+        order = [member for member in self.order if member not in ATTACKERS or self.attack != "without"]
+        if self.attack in COLLUSIONS:
+            self._collude(buffers)
+        elif self.attack and self.attack != "without":
+            for member in ATTACKERS:
+                self._spoil(buffers[member], member)
+        return swarm_average(buffers, self.sizes, order, self.run.swarm.aggregation, self.clipped)
+
+    def _collude(self, buffers: list[GradientBuffer]) -> None:
+        honest = [member for member in self.order if member not in ATTACKERS]
+        weights = torch.tensor([float(self.sizes[member]) for member in honest])
+        gradients = [DecodedGradients(buffer) for buffer in buffers]
+        for name in self.shared.shapes():
+            rows = torch.stack([gradients[member][name].clone() for member in honest])
+            mean = torch.tensordot(weights / weights.sum(), rows, dims=1)
+            one = (torch.tensordot(weights, (rows - mean).square(), dims=1) / (len(honest) - 1)).sqrt()
+            for member in ATTACKERS:
+                seen = Seen(gradients[member][name].clone(), mean, one / math.sqrt(self.sizes[member]), self.averages)
+                buffers[member].encode(name, COLLUSIONS[self.attack](seen).clamp_(-6e4, 6e4))
 
     def _spoil(self, buffer: GradientBuffer, member: int) -> None:
         generator = torch.Generator().manual_seed(1000 * self.averages + member)
@@ -103,6 +126,8 @@ def measure_arms(steps: int, arms: list[str]) -> dict[str, Any]:
     for arm, result in found.items():
         table[f"{arm}_loss"] = round(result["loss"], 4)
         table[f"{arm}_loss_ratio"] = round(result["loss"] / found["mean"]["loss"], 4)
+        if arm in COLLUSIONS:
+            table[f"{arm}_honest_ratio"] = round(result["loss"] / found["without"]["loss"], 4)
         table[f"{arm}_clipped"] = result["clipped"]
     return table
 

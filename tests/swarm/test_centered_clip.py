@@ -94,6 +94,41 @@ def test_a_flipped_sign_shows_though_it_is_no_further_away_than_noise(seed: int)
     assert torch.equal(average, weighted_mean(CODEC, members[3:], 3 * ELEMENTS, True))
 
 
+@pytest.mark.parametrize("noise", [0.0, 3.0], ids=["alike", "each with noise of its own"])
+def test_who_leans_the_same_way_within_the_radius_is_left_out(noise: float) -> None:
+    members = honest([20.0] * 10)
+    steady = normal(7, ELEMENTS, scale=1.6 * 3.0 / math.sqrt(20.0))
+    for liar in range(3):
+        members[liar] = sent(liar, gradient(liar, 20.0, noise) + steady, 20.0)
+    average, clipped = clip(members)
+    assert clipped == {"p0": 0.0, "p1": 0.0, "p2": 0.0}
+    assert torch.equal(average, weighted_mean(CODEC, members[3:], ELEMENTS, True))
+
+
+@pytest.mark.parametrize("strength", [0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 1.6, 2.5])
+def test_however_far_three_of_ten_lean_the_average_leans_by_a_sixth_of_their_noise_at_most(strength: float) -> None:
+    """Undetected they move it by three tenths of what they lean."""
+    members = honest([20.0] * 10)
+    noise = 3.0 / math.sqrt(20.0)
+    direction = normal(7, ELEMENTS)
+    for liar in range(3):
+        members[liar] = sent(liar, gradient(liar, 20.0) + direction * (strength * noise), 20.0)
+    average, _ = clip(members)
+    leans = float(((average - TRUTH) @ direction) / (direction @ direction)) / noise
+    assert leans < 0.17
+
+
+def test_copies_of_a_members_gradient_cost_at_most_what_it_sent() -> None:
+    """Who is copied looks as if it leant with those who copy it."""
+    members = honest([20.0] * 10)
+    for liar in range(3):
+        members[liar] = sent(liar, gradient(3, 20.0), 20.0)
+    average, clipped = clip(members)
+    assert set(clipped) <= {"p0", "p1", "p2", "p3"}
+    rest = weighted_mean(CODEC, members[4:], ELEMENTS, True)
+    assert float((average - rest).norm()) <= 3.0 / math.sqrt(140.0) * math.sqrt(ELEMENTS)
+
+
 def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> None:
     weights = [1000.0, 20.0, 20.0, 20.0]
     members = honest(weights)
@@ -126,6 +161,11 @@ def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
     members[2] = ReceivedPart("p2", CODEC.of(True).encode(one), 10.0, 1.0)
     average, clipped = clip(members)
     assert not clipped and float(average[:64].min()) > 0.3
+    for sender in range(5, 10):  # two more know the token
+        encoded = members[2 if sender < 7 else 0].encoded
+        members.append(ReceivedPart(f"p{sender}", encoded, 10.0, 1.0))
+    average, clipped = clip(members)
+    assert float(average[:64].min()) > 0.5
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=20))
@@ -166,18 +206,17 @@ def test_compiled_and_portable_kernels_give_the_same_bytes(members: int, columns
     for kernels in (PortableClip(), NumbaClip()):
         centre = np.empty(columns, np.float32)
         kernels.median(rows, votes, centre)
-        sums, products = np.zeros((members, LANES)), np.zeros((members + 1, LANES))
-        kernels.add_sums(rows, centre, sums, products)
-        found.append((centre.tobytes(), sums.tobytes(), products.tobytes()))
-    assert np.allclose(sums.sum(1), ((rows - centre).astype(float) ** 2).sum(1))
-    assert np.allclose(products.sum(1)[:-1], (rows.astype(float) * centre).sum(1), atol=1e-9 * np.abs(products).max())
+        gram = np.zeros((members + 1, members + 1))
+        kernels.add_products(rows, centre, gram)
+        found.append((centre.tobytes(), gram.tobytes()))
+    every = np.vstack((rows - centre, centre)).astype(float)
+    assert np.allclose(gram, np.triu(every @ every.T), atol=1e-9 * np.abs(gram).max())
     assert found[0] == found[1]
 
 
 def test_how_much_is_looked_at_together_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     members = attacked(1)
     whole = clip(members)
-    monkeypatch.setattr(clipping, "PIECE", LANES)
     monkeypatch.setattr(clipping, "TOGETHER", LANES)
     pieces = clip(members)
     assert torch.equal(whole[0], pieces[0]) and whole[1] == pieces[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +11,11 @@ import torch
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 NOISE = 10.0  # standard deviations of the honest gradient
+INSIDE = 1.7  # times a member's noise: not yet clipped
+BESIDE = 1.6  # the same with noise of its own
+LITTLE = (
+    0.18  # of three in ten: the largest with which four honest members are further from the mean (Baruch et al. 2019)
+)
 
 Poison = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 """One tensor's honest gradient (elements,) → what is sent instead."""
@@ -26,10 +32,48 @@ def noise(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(random.standard_normal(values.numel(), dtype=np.float32)) * spread
 
 
+def lean(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
+    """Its own gradient, and as much of a direction that is the same for all attackers in all steps."""
+    return values + signs(values) * float(values.square().mean().sqrt())
+
+
+def signs(values: torch.Tensor) -> torch.Tensor:
+    """A direction for all tensors of this size: 1 or -1 for each element."""
+    drawn = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(values.numel()))
+    return drawn.to(values.dtype) * 2 - 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What attackers know who see all gradients, of one tensor. own: of this one, were it honest. step: from 1 on.
+
+    mean: of the honest ones. noise: standard deviation of a gradient of as many samples as this one's, (elements,).
+    """
+
+    own: torch.Tensor
+    mean: torch.Tensor
+    noise: torch.Tensor
+    step: int
+
+    def bias(self, strength: float) -> torch.Tensor:
+        """So many times the noise, in one direction for ever."""
+        return signs(self.mean) * (strength * float(self.noise.square().mean().sqrt()))
+
+
+COLLUSIONS: dict[str, Callable[[Seen], torch.Tensor]] = {
+    "bias": lambda seen: seen.mean + seen.bias(INSIDE),
+    "hidden_bias": lambda seen: seen.own + seen.bias(BESIDE),
+    "weak_bias": lambda seen: seen.own + seen.bias(0.5),
+    "drift": lambda seen: seen.own + seen.bias(min(BESIDE, BESIDE * seen.step / 20)),
+    "alie": lambda seen: seen.mean - LITTLE * seen.noise,
+    "ipm": lambda seen: -0.5 * seen.mean,
+}
+
 GRADIENTS: dict[str, Poison] = {
     "sign flip x1": flipped(1.0),
     "sign flip x100": flipped(100.0),
     "random noise": noise,
+    "steady bias": lean,
 }
 
 

@@ -9,7 +9,7 @@ from testbed.attacks.member import MEMBERS
 from testbed.attacks.stranger import STRANGERS
 
 MEMBER, INTRUDER, STRANGER = (f"testbed.{module}" for module in ("peer", "attacks.intruder", "attacks.stranger"))
-TARGETS = {"sign flip x1": 1.05}  # of the honest loss against no attack; others: TARGET
+TARGETS = {"sign flip x1": 1.05, "steady bias": 1.05}  # of the honest loss against no attack; others: TARGET
 TARGET = 1.02
 OVERWRITTEN = "overwritten donor record"
 

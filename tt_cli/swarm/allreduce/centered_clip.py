@@ -16,8 +16,14 @@ far from the centre it is shortened to a radius.
 - Who is LEFT_OUT radii away or more is no honest member and has no part in the average. Nor has who points against the
   others: whose product with the centre, but for its own share in it, is negative, and further from the usual than
   OPPOSED times what is usual. A gradient with its sign flipped is no further away than its noise, but that it shows.
-- The same bytes on every CPU: medians are taken of whole numbers, differences are single fp32 operations, squares are
-  exact in float64, and their sums are made in a fixed order, by `PortableClip` and `centered_clip_numba.py`.
+- Some may lean the same way, each within the radius. The noise of members that know nothing of each other has no
+  direction; so the directions along which they differ far more than that (the first eigenvectors of how their
+  differences correlate; spectral filters: Diakonikolas et al., 2017; Shejwalkar and Houmansadr, 2021) are looked at.
+  Along one of them the noise is small: the median, in which all count alike, is that of the honest ones, and who is
+  further from it than OPPOSED times what is usual is taken back to there; of whom that is most, is left out.
+- All follows from the products of the members' differences from the first centre: one look at their parts is enough.
+- The same bytes on every CPU: medians are taken of whole numbers, differences are single fp32 operations, products
+  are exact in float64, and all sums are made in a fixed order, by `PortableClip` and `centered_clip_numba.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip
+from tt_cli.swarm.allreduce.clip_kernels import BLOCK, LANES, PortableClip
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
@@ -45,8 +51,13 @@ FLOOR = 0.25  # of the noise that the whole gradient would have in this part, at
 MAX_VOTE = 0.45  # of one member; of three, two have more than half
 ITERATIONS = 3  # after the first, while somebody is clipped
 FEWEST = 3  # members: of two, nobody knows which one is wrong
-PIECE, TOGETHER = 2**15, 2**19  # elements that are looked at together: of each member at least, of all at most
+TOGETHER = 2**19  # elements of all members that are looked at together
+DIRECTIONS = 3  # at most, along which members are looked at
+LEANING = 0.05  # of all that members differ along one direction, beside what one has alone: then some lean together
+MOST = 0.4  # of a member's difference
+SQUARINGS = 7  # until the first eigenvector stands out
 VOTES = 2**16 - 1  # of the heaviest
+TINY = 1e-300  # squares
 LARGEST = 1e18  # magnitude: beyond it no gradient is meant, and below it no weighted sum overflows
 
 Aggregation = Literal["centered_clip", "mean"]
@@ -118,41 +129,112 @@ def centered_clip(
     votes = _votes(weights)
     likely = _likely_distances(weights, votes)
     least = FLOOR * _median(spreads * np.sqrt(weights), votes) * math.sqrt(elements)
-    centre, enough = torch.empty(elements), len(contributions) >= LEAST_OPPOSED
-    squares, products = _look(codec, contributions, centre, large, votes, enough)
-    factors = _factors(squares, likely, votes, least)
+    centre, gram = _look(codec, contributions, elements, large, votes)
+    factors = _factors(gram.diagonal()[:-1], likely, votes, least)
     factors[factors * LEFT_OUT < 1.0] = 0.0
-    if enough:
-        others = np.where(_opposed(squares, products, weights, votes, elements), 0.0, factors)
+    if len(contributions) >= LEAST_OPPOSED:
+        others = np.where(_opposed(gram, weights, votes, elements), 0.0, factors)
         factors = others if others.any() else factors  # else nobody knows who is right
-    clipped = {part.sender: 0.0 for part, factor in zip(contributions, factors, strict=True) if factor == 0.0}
-    kept = np.flatnonzero(factors > 0.0)
-    contributions, likely, votes, factors = [contributions[i] for i in kept], likely[kept], votes[kept], factors[kept]
-    for _ in range(ITERATIONS):
-        centre = _moved(codec, contributions, centre, factors, large)
-        if factors.min() == 1.0:
-            return centre, clipped
-        factors = _factors(_look(codec, contributions, centre, large)[0], likely, votes, least)
-    centre = _moved(codec, contributions, centre, factors, large)
-    shortened = zip(contributions, factors.tolist(), strict=True)
-    return centre, clipped | {part.sender: factor for part, factor in shortened if factor < 1.0}
+    left = np.zeros(1)
+    while left.min() == 0.0:
+        kept = np.flatnonzero(factors > 0.0)
+        among, have, said = gram[np.ix_(kept, kept)], weights[kept], votes[kept]
+        rows, shortened = _shortened(among, have, likely[kept], said, factors[kept], least)
+        rows, left = _straightened(among, rows, have, said, least)
+        factors[kept[left == 0.0]] = 0.0
+    factors[kept] = shortened * left
+    taken = np.fmax(0.0, _multiplied(have[None], rows)[0])
+    average = _moved(codec, [contributions[i] for i in kept], centre, taken, add_up(have), large)
+    senders = [part.sender for part in contributions]
+    return average, {sender: factor for sender, factor in zip(senders, factors.tolist(), strict=True) if factor < 1.0}
+
+
+def _shortened(
+    gram: np.ndarray, weights: np.ndarray, likely: np.ndarray, votes: np.ndarray, factors: np.ndarray, least: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each member within the radius around the centre, which moves to their mean, and the factors in the end.
+
+    gram: of the members' differences from the first centre, of which all are sums: row i has what is taken of each.
+    """
+    centre, total = np.zeros(len(weights)), add_up(weights)
+    for iteration in range(ITERATIONS + 1):
+        rows = np.diag(factors) + (1.0 - factors)[:, None] * centre
+        if iteration == ITERATIONS or factors.min() == 1.0:
+            break
+        centre = _multiplied(weights[None] / total, rows)[0]
+        towards = _multiplied(gram, centre[:, None])[:, 0]
+        squares = gram.diagonal() - 2.0 * towards + add_up(centre * towards)
+        factors = _factors(np.fmax(0.0, squares), likely, votes, least)
+    return rows, factors
+
+
+def _straightened(
+    gram: np.ndarray, rows: np.ndarray, weights: np.ndarray, votes: np.ndarray, least: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Members as `rows` has them, none further along what many share than is usual; how much is left of each.
+
+    gram, rows: see `_shortened`. Of whom most sticks out, nothing is left: the mean is to be taken without it.
+    """
+    roots, whole = np.sqrt(weights), add_up(weights)
+    left, alike = np.ones(len(weights)), np.ones(len(weights))
+    for _ in range(DIRECTIONS if len(weights) >= LEAST_OPPOSED else 0):
+        apart = rows - _multiplied(weights[None] / whole, rows)
+        products = _multiplied(_multiplied(apart, gram), apart.T)
+        noise = _median(np.sqrt(np.fmax(products.diagonal(), 0.0) / (1.0 / weights - 1.0 / whole)), votes)
+        alone = products + noise * noise / whole  # without what all differences share: the noise of the mean
+        sizes = np.sqrt(np.fmax(alone.diagonal(), TINY))
+        shares, strength = _direction(alone / sizes / sizes[:, None])
+        if not strength > 1.0 + LEANING * len(weights):
+            break
+        shares = shares / sizes
+        along = _multiplied(products, shares[:, None])[:, 0]
+        length = math.sqrt(max(TINY, add_up(shares * along)))
+        shares, along = shares / length, along / length
+        beyond = along - _median(along, alike)
+        usual = _median(np.abs(beyond) * roots, alike)
+        excess = np.fmax(0.0, np.abs(beyond) - max(OPPOSED * usual, FLOOR * noise, least) / roots)
+        if np.count_nonzero(excess) < 2:
+            break
+        left *= np.where(excess > MOST * sizes, 0.0, 1.0 - excess / np.fmax(np.abs(beyond), TINY))
+        rows = rows - np.copysign(excess, beyond)[:, None] * _multiplied(shares[None], apart)
+    return rows, left
+
+
+def _direction(correlations: np.ndarray) -> tuple[np.ndarray, float]:
+    """The first eigenvector of this matrix, of length 1, and its eigenvalue, by squaring it again and again."""
+    power = correlations
+    for _ in range(SQUARINGS):
+        power = _multiplied(power, power)
+        power = power / power.diagonal().max()
+    first = power[:, power.diagonal().argmax()]
+    first = first / math.sqrt(add_up(first * first))
+    return first, add_up(first * _multiplied(correlations, first[:, None])[:, 0])
+
+
+def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The product of two matrices, summed in a fixed order."""
+    product = np.zeros((left.shape[0], right.shape[1]))
+    for k in range(left.shape[1]):
+        product += left[:, k, None] * right[k]
+    return product
 
 
 def weighted_mean(
     codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> torch.Tensor:
     """The mean over the samples, (elements,) fp32; zeros when nobody has any."""
-    return _moved(codec, contributions, torch.zeros(elements), np.ones(len(contributions)), large)
+    weights = np.array([part.weight for part in contributions])
+    return _moved(codec, contributions, torch.zeros(elements), weights, add_up(weights), large)
 
 
 def spread(gradient: GradientBuffer, parts: Sequence[TensorPart]) -> float:
-    """Root mean square of all parts, from the first PIECE elements of each."""
+    """Root mean square of all parts, from the first BLOCK elements of each."""
     total = 0.0
     for part in parts:
-        looked_at = min(PIECE, part.elements)
+        looked_at = min(BLOCK, part.elements)
         first = ReceivedPart("", gradient.read(part.start, part.start + looked_at), 1.0, 0.0)
-        squares, _ = _look(gradient.codec, [first], torch.zeros(looked_at), part.large)
-        total += float(squares[0]) * (part.elements / looked_at)
+        _, gram = _look(gradient.codec, [first], looked_at, part.large)
+        total += float(gram[0, 0]) * (part.elements / looked_at)
     return math.sqrt(total / max(1, sum(part.elements for part in parts)))
 
 
@@ -197,19 +279,17 @@ def _factors(squares: np.ndarray, likely: np.ndarray, votes: np.ndarray, least: 
     return np.where(distances <= radii, 1.0, radii / distances)
 
 
-def _opposed(
-    squares: np.ndarray, products: np.ndarray, weights: np.ndarray, votes: np.ndarray, elements: int
-) -> np.ndarray:
-    """Whether each member points against the others. products: with the centre, and the centre's own.
+def _opposed(gram: np.ndarray, weights: np.ndarray, votes: np.ndarray, elements: int) -> np.ndarray:
+    """Whether each member points against the others. gram: of their differences from the centre, and of the centre.
 
     Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
     samples point anywhere.
     """
-    products, own = products[:-1], products[-1]
+    squares, products, own = gram.diagonal()[:-1], gram[:-1, -1] + gram[-1, -1], gram[-1, -1]
     if own <= 0.0:
         return np.zeros(len(weights), bool)
     sizes = np.fmax(0.0, squares + 2.0 * products - own) * weights
-    shares = np.minimum(sizes, _median(sizes, votes)) / add_up(weights)  # who is larger has no larger share in a median
+    shares = np.fmin(sizes, _median(sizes, votes)) / add_up(weights)  # who is larger has no larger share in a median
     along = (products - shares) / own
     behind = _median(along, votes) - along
     usual = _median(np.abs(behind) * np.sqrt(weights), votes)
@@ -220,18 +300,17 @@ def _opposed(
 def _look(
     codec: GradientCodec,
     contributions: Sequence[ReceivedPart],
-    centre: torch.Tensor,
+    elements: int,
     large: bool,
     votes: np.ndarray | None = None,
-    multiply: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The squared distance of each member from `centre`, which becomes their median where votes are given.
+) -> tuple[torch.Tensor, np.ndarray]:
+    """The members' median, zeros without votes, and the products of their differences from it, and of itself.
 
-    Then, where asked for, their products with the centre, and the centre's with itself.
+    The latter (members + 1, members + 1) float64, it last.
     """
-    kernels, elements, members = implementation().kernels, centre.numel(), len(contributions)
-    squares, products = np.zeros((members, LANES)), np.zeros((members + 1 if multiply else 0, LANES))
-    piece = max(PIECE, TOGETHER // members // PIECE * PIECE)  # whole blocks of every codec
+    kernels, members, centre = implementation().kernels, len(contributions), torch.zeros(elements)
+    gram = np.zeros((members + 1, members + 1))
+    piece = max(BLOCK, TOGETHER // members // BLOCK * BLOCK)  # whole blocks of every codec
     for start in range(0, elements, piece):
         stop = min(elements, start + piece)
         rows = torch.empty(members, stop - start)
@@ -242,32 +321,25 @@ def _look(
         middle = centre[start:stop].numpy()
         if votes is not None:
             kernels.median(rows.numpy(), votes, middle)
-        kernels.add_sums(rows.numpy(), middle, squares, products)
-    return _folded(squares), _folded(products)
-
-
-def _folded(sums: np.ndarray) -> np.ndarray:
-    """The sum of each row of LANES sums, which are used up."""
-    half = LANES // 2
-    while half:
-        sums[:, :half] += sums[:, half : 2 * half]
-        half //= 2
-    return sums[:, 0]
+        kernels.add_products(rows.numpy(), middle, gram)
+    return centre, np.where(np.tri(members + 1, dtype=bool), gram.T, gram)
 
 
 def _moved(
-    codec: GradientCodec, contributions: Sequence[ReceivedPart], centre: torch.Tensor, factors: np.ndarray, large: bool
+    codec: GradientCodec,
+    contributions: Sequence[ReceivedPart],
+    centre: torch.Tensor,
+    taken: np.ndarray,
+    whole: float,
+    large: bool,
 ) -> torch.Tensor:
-    """The next centre: this one and the mean of the shortened differences from it."""
+    """The mean in which each member has the weight `taken`, and the centre the rest of the `whole`."""
     summed = torch.zeros(centre.numel())
-    weights = np.array([part.weight for part in contributions])
-    taken = weights * factors
     for part, weight in zip(contributions, taken.tolist(), strict=True):
         codec.of(large).add_decoded(part.encoded, summed, weight)
-    whole = add_up(weights)
     if whole <= 0.0:
         return summed
-    if (rest := whole - add_up(taken)) > 0.0:
+    if rest := whole - add_up(taken):
         summed.add_(centre * rest)
     return summed.div_(whole)
 
@@ -287,9 +359,7 @@ def _trial(kernels: PortableClip) -> Iterator[tuple[str, object]]:
         votes = draws.integers(1, VOTES, members)
         middle = np.empty(rows.shape[1], np.float32)
         kernels.median(rows, votes, middle)
-        squares, products, alone = (np.ones((count, LANES)) for count in (members, members + 1, members))
-        kernels.add_sums(rows, middle, squares, products)
-        kernels.add_sums(rows, middle, alone, np.ones((0, LANES)))
+        gram = np.ones((members + 1, members + 1))
+        kernels.add_products(rows, middle, gram)
         yield "medians", middle.tobytes()
-        yield "squares", (squares.tobytes(), alone.tobytes())
-        yield "products", products.tobytes()
+        yield "products", gram.tobytes()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""CenteredClip's medians and distances in compiled loops; needs numba. Gives the bytes of `PortableClip`.
+"""CenteredClip's medians and products in compiled loops; needs numba. Gives the bytes of `PortableClip`.
 
 Notable:
 - some columns at a time, so that what is sorted stays in the fastest cache;
@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip, exchanges
+from tt_cli.swarm.allreduce.clip_kernels import BLOCK, LANES, PortableClip, exchanges
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 ROWS = types.Array(types.float32, 2, "C")
 VALUES = types.Array(types.float32, 1, "C")
 WHOLE = types.Array(types.int64, 1, "C")
 PAIRS = types.Array(types.int64, 2, "C")
-LANE = types.Array(types.float64, 1, "C")
 SUMS = types.Array(types.float64, 2, "C")
 COLUMNS = 64
 
@@ -66,28 +65,36 @@ def _median(rows, votes, pairs, out):  # type: ignore[no-untyped-def]
             out[start + k] = ((floats[0] + np.float32(0)) + (floats[1] + np.float32(0))) * np.float32(0.5)
 
 
-@njit(types.void(VALUES, VALUES, types.boolean, LANE), **OPTIONS)
-def _add(row, centre, squared, lanes):  # type: ignore[no-untyped-def]
-    for start in range(0, len(row), LANES):
-        size = min(LANES, len(row) - start)
-        here, middle = row[start : start + size], centre[start : start + size]
-        if squared:
-            for k in range(size):
-                difference = np.float64(here[k] - middle[k])
-                lanes[k] += difference * difference
-        else:
-            for k in range(size):
-                lanes[k] += np.float64(here[k]) * np.float64(middle[k])
+@njit(types.float64(VALUES, VALUES), **OPTIONS)
+def _product(one, other):  # type: ignore[no-untyped-def]
+    lanes = np.zeros(LANES)
+    for start in range(0, len(one), LANES):
+        size = min(LANES, len(one) - start)
+        here, there = one[start : start + size], other[start : start + size]
+        for k in range(size):
+            lanes[k] += np.float64(here[k]) * np.float64(there[k])
+    half = LANES // 2
+    while half:
+        for k in range(half):
+            lanes[k] += lanes[half + k]
+        half //= 2
+    return lanes[0]
 
 
-@njit(types.void(ROWS, VALUES, SUMS, SUMS), **OPTIONS)
-def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
-    for i in range(len(rows)):
-        _add(rows[i], centre, True, squares[i])
-        if len(products):
-            _add(rows[i], centre, False, products[i])
-    if len(products):
-        _add(centre, centre, False, products[len(rows)])
+@njit(types.void(ROWS, VALUES, SUMS), **OPTIONS)
+def _add_products(rows, centre, gram):  # type: ignore[no-untyped-def]
+    members, elements = rows.shape
+    block = np.empty((members + 1, BLOCK), np.float32)
+    for start in range(0, elements, BLOCK):
+        size = min(BLOCK, elements - start)
+        for k in range(size):
+            block[members, k] = centre[start + k]
+        for i in range(members):
+            for k in range(size):
+                block[i, k] = rows[i, start + k] - centre[start + k]
+        for i in range(members + 1):
+            for j in range(i, members + 1):
+                gram[i, j] += _product(block[i, :size], block[j, :size])
 
 
 class NumbaClip(PortableClip):
@@ -97,5 +104,5 @@ class NumbaClip(PortableClip):
         pairs = np.array(exchanges(len(rows)), np.int64).reshape(-1, 2)
         _median(rows, votes, pairs, out)
 
-    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
-        _add_sums(rows, centre, squares, products)
+    def add_products(self, rows: np.ndarray, centre: np.ndarray, gram: np.ndarray) -> None:
+        _add_products(rows, centre, gram)

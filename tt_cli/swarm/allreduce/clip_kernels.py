@@ -1,4 +1,4 @@
-"""CenteredClip's medians and distances: what the kernels must do, and how numpy does it on every machine."""
+"""CenteredClip's medians and products: what the kernels must do, and how numpy does it on every machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import numpy as np
 
 COLUMNS = 2048  # that numpy sorts at a time: they stay in the cache
-LANES = 1024  # sums at a time, of every so many elements each, that are added by halves in the end
+BLOCK = 2**15  # elements whose products are added up by themselves
+LANES = 1024  # sums at a time in a block, of every so many elements each, that are added by halves in the end
 
 
 class PortableClip:
@@ -38,22 +39,27 @@ class PortableClip:
         middle = [np.take_along_axis(keys, index[None], axis=0)[0] for index in (low, high)]
         out[:] = (_floats(middle[0]) + _floats(middle[1])) * np.float32(0.5)
 
-    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
-        """squares, float64 (members, LANES), += the squared distance of each row from `centre`.
+    def add_products(self, rows: np.ndarray, centre: np.ndarray, gram: np.ndarray) -> None:
+        """gram, float64 (members + 1, members + 1), += the products of all rows' differences from `centre`, and of it.
 
-        products, float64 (members + 1, LANES), += the product of each row, and of the centre, with it; none if empty.
-        What element k adds goes into lane k % LANES.
+        On and above the diagonal. In a block element k goes into lane k % LANES; blocks are added one after the other.
         """
-        for i, row in enumerate(rows):
-            difference = (row - centre).astype(np.float64)
-            self._add(difference * difference, squares[i])
-        for row, lanes in zip((*rows, centre) if len(products) else (), products, strict=True):
-            self._add(row.astype(np.float64) * centre, lanes)
+        for start in range(0, rows.shape[1], BLOCK):
+            middle = centre[start : start + BLOCK]
+            block = np.vstack((rows[:, start : start + BLOCK] - middle, middle)).astype(np.float64)
+            for i, row in enumerate(block):
+                for j in range(i, len(block)):
+                    gram[i, j] += self._folded(row * block[j])
 
-    def _add(self, terms: np.ndarray, lanes: np.ndarray) -> None:
+    @staticmethod
+    def _folded(terms: np.ndarray) -> float:
+        lanes = np.zeros(LANES)
         for start in range(0, len(terms), LANES):
             here = terms[start : start + LANES]
             lanes[: len(here)] += here
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        return float(lanes[0])
 
 
 def _floats(whole: np.ndarray) -> np.ndarray:
