@@ -4,7 +4,7 @@
   train the emoji-demo run, with the same examples in every arm. `mean`: all honest, the plain mean. `clip`: all honest,
   CenteredClip. `without`: the first, third and fifth member (44 % of the samples) are not there.
 - In the others these three attack. `flip`, `flip100`, `noise`: they send their gradient times -1, times -100, or noise
-  ten times as large; `mean_flip100` is what that does to the plain mean. They know all gradients: `bias` is the honest
+  ten times as large; `mean_flip100` is what that does to the plain mean, `mean_bias` what `bias` does. They know all gradients: `bias` is the honest
   members' mean and a fixed direction, together just within the radius, `hidden_bias` its own gradient and that,
   `weak_bias` a third of it, where it shows least; `drift` grows to it in 20 steps; `alie` is "a little is enough"
   (Baruch et al. 2019), `ipm` the inner-product manipulation (Xie et al. 2020).
@@ -53,6 +53,7 @@ ARMS = {
     "flip100": ("centered_clip", "flip100"),
     "noise": ("centered_clip", "noise"),
     "mean_flip100": ("mean", "flip100"),
+    "mean_bias": ("mean", "bias"),
     "without": ("centered_clip", "without"),
     **{name: ("centered_clip", name) for name in COLLUSIONS},
 }
@@ -126,7 +127,7 @@ def measure_arms(steps: int, arms: list[str]) -> dict[str, Any]:
     for arm, result in found.items():
         table[f"{arm}_loss"] = round(result["loss"], 4)
         table[f"{arm}_loss_ratio"] = round(result["loss"] / found["mean"]["loss"], 4)
-        if arm in COLLUSIONS:
+        if "without" in found and ARMS[arm][1]:
             table[f"{arm}_honest_ratio"] = round(result["loss"] / found["without"]["loss"], 4)
         table[f"{arm}_clipped"] = result["clipped"]
     return table
