@@ -4,10 +4,10 @@
   train the emoji-demo run, with the same examples in every arm. `mean`: all honest, the plain mean. `clip`: all honest,
   CenteredClip. `without`: the first, third and fifth member (44 % of the samples) are not there.
 - In the others these three attack. `flip`, `flip100`, `noise`: they send their gradient times -1, times -100, or noise
-  ten times as large; `mean_flip100` is what that does to the plain mean, `mean_bias` what `bias` does. They know all gradients: `bias` is the honest
-  members' mean and a fixed direction, together just within the radius, `hidden_bias` its own gradient and that,
-  `weak_bias` a third of it, where it shows least; `drift` grows to it in 20 steps; `alie` is "a little is enough"
-  (Baruch et al. 2019), `ipm` the inner-product manipulation (Xie et al. 2020).
+  ten times as large. They know all gradients: `bias` is the honest members' mean and a fixed direction, together just
+  within the radius, `hidden_bias` its own gradient and that, `weak_bias` a third of it, where it shows least; `drift`
+  grows to it in 20 steps; `alie` is "a little is enough" (Baruch et al. 2019), `ipm` the inner-product manipulation
+  (Xie et al. 2020). `mean_flip100` and `mean_bias` are what two of these do to the plain mean.
 - loss_ratio: the mean loss of the last five steps over that of `mean`; honest_ratio: over that of `without`. clipped:
   the share of honest members' parts that were clipped, and of the attackers'. Honest, nobody should be.
 - cost: CPU seconds of one reducer's share of a round of 32 million parameters and some members, one thread; of the
