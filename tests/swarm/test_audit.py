@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from tt_cli.swarm.allreduce.messages import (
 from tt_cli.swarm.audit import evidence
 from tt_cli.swarm.audit.audits import Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
+from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
 
@@ -116,6 +117,37 @@ def test_who_does_not_show_its_part_is_named_and_nobody_is_proven() -> None:
     assert not finding.proven and finding.doubts == {str(PEERS[3]): "did not show what it sent"}
     finding = audited(lying_round(), 2, 0, silent=(2,))
     assert not finding.proven and "did not show its inputs" in finding.doubts[str(PEERS[2])]
+
+
+def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
+    """Not after who answered, be it that a sender did not."""
+
+    class InOrder(AuditSampler):
+        def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
+            return next(((peer, 0) for peer in PEERS[1:] if peer not in silent), None)
+
+    async def audit(answering: PeerID) -> dict[str, str]:
+        class Stub:
+            def __init__(self, peer: PeerID):
+                self.peer = peer
+
+            async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+                if self.peer != answering:
+                    raise ConnectionError("not today")
+                group_id, asked, part = wire.AUDIT_REQUEST.read(request)
+                return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
+
+        commit = SimpleNamespace(allreduce=transfers[PEERS[0]], commitments=commitments(outcomes[0]))
+        audits = Audits(load_run("emoji"), RULES, {GROUP: commit}, Stub, lambda peer: True, sampler=InOrder())
+        audits.begin(commit)  # type: ignore[arg-type]
+        assert audits._audit is not None
+        await audits._audit
+        return audits.begin(commit)  # type: ignore[arg-type]
+
+    outcomes = honest_round()
+    transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
+    assert list(asyncio.run(audit(PEERS[0]))) == [str(peer) for peer in PEERS[1:]]
+    assert asyncio.run(audit(PEERS[1])) == {str(PEERS[2]): "did not show what it sent"}
 
 
 def test_who_signs_nothing_or_something_else_is_named() -> None:

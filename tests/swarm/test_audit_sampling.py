@@ -11,6 +11,16 @@ from tt_cli.swarm.audit import sampling
 from tt_cli.swarm.audit.sampling import LEAST, AuditSampler, unlike
 
 
+class NoChance(random.Random):
+    """Never audits by chance."""
+
+    def random(self) -> float:
+        return 1.0 - 1e-9
+
+    def randrange(self, *bounds: int) -> int:
+        return 0
+
+
 def test_no_part_of_an_honest_round_looks_wrong() -> None:
     """Whatever the weights of the members: the lightest has a thirteenth of all samples."""
     for outcome in honest_round():
@@ -35,19 +45,20 @@ def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
 def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved() -> None:
     """Without chance: what is left is what was saved, and half of a round's chance with each round."""
 
-    class NoChance(random.Random):
-        def random(self) -> float:
-            return 1.0 - 1e-9
-
-        def randrange(self, *bounds: int) -> int:
-            return 0
-
     allreduce, picker, rounds = lying_round()[0].allreduce, AuditSampler(NoChance(0)), 400
     picked = [picker.pick(allreduce) for _ in range(rounds)]
     assert [place[0] for place in picked[:3] if place] == [PEERS[2]] * 3
     assert {place[0] for place in picked if place} == {PEERS[2]}
     most = sampling.SAVED + rounds * sampling._chance(allreduce) / 2
     assert most - 1 <= sum(place is not None for place in picked) <= most
+
+
+def test_what_is_left_unanswered_costs_nothing_and_what_else_looks_wrong_has_its_turn() -> None:
+    allreduce, picker = lying_round()[0].allreduce, AuditSampler(NoChance(0))
+    for _ in range(400):
+        place = picker.pick(allreduce)
+        assert place and place[0] == PEERS[2], "in every round"
+        assert picker.pick(allreduce, {PEERS[2]}) is None
 
 
 def test_by_chance_every_part_of_the_others_is_looked_at() -> None:

@@ -72,7 +72,7 @@ class Audits(ServicerBase):
         self._sampler = sampler or AuditSampler()
 
     def begin(self, commit: CommitProtocol) -> dict[str, str]:
-        """A round is committed: audit one part in the background. Returns the doubts of the audit before."""
+        """A round is committed: audit a part in the background. Returns the doubts of the audit before."""
         doubts, self._doubts = self._doubts, {}
         self.usual = commit.allreduce.norm_of_average()
         if self._audit is not None:
@@ -81,15 +81,17 @@ class Audits(ServicerBase):
         return doubts
 
     async def _look(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
-        place = await asyncio.to_thread(self._sampler.pick, allreduce)
-        if place is None:
-            return
-        finding = await self.audit(allreduce, place, commitments)
-        if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
-            self._doubts |= finding.doubts
-        if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
-            others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
-            await self._pass_on({finding.guilty: sorted(others)})
+        silent: set[PeerID] = set()
+        while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
+            finding = await self.audit(allreduce, place, commitments)
+            if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
+                self._doubts |= finding.doubts
+            if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
+                others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
+                await self._pass_on({finding.guilty: sorted(others)})
+            if str(place[0]) not in finding.doubts:
+                break
+            silent.add(place[0])
 
     async def audit(self, allreduce: AllReduce, place: Place, commitments: Mapping[str, bytes]) -> Finding:
         """Compute one part again. Never raises for what others do. commitments: peer id → envelope, valid."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from hivemind.p2p import PeerID
@@ -35,13 +35,17 @@ class AuditSampler:
     def __init__(self, entropy: random.Random = SYSTEM):
         self._saved, self._entropy = SAVED, entropy
 
-    def pick(self, allreduce: AllReduce) -> Place | None:
-        """A part of a round whose average has just come whole; None: not this time."""
-        others = [reducer for reducer in allreduce.reducers if reducer != allreduce.me and allreduce.parts_of(reducer)]
+    def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
+        """A part of a round whose average has just come whole; None: not this time.
+
+        silent: who left audits of this round unanswered. That cost nothing, so what else looks wrong has its turn.
+        """
+        asked = {allreduce.me, *silent}
+        others = [reducer for reducer in allreduce.reducers if reducer not in asked and allreduce.parts_of(reducer)]
         if not others:
             return None
-        chance = _chance(allreduce)
-        self._saved = min(SAVED, self._saved + chance / 2)
+        chance = 0.0 if silent else _chance(allreduce)
+        self._saved = min(SAVED, self._saved + (1.0 if silent else chance / 2))
         if self._saved >= 1.0 and (doubtful := unlike(allreduce, others, self._entropy)):
             self._saved -= 1.0
             return self._entropy.choice(doubtful)
