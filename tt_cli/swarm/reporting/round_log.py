@@ -18,7 +18,7 @@ from tt_cli.swarm.shared_state import StepFacts
 PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
 LOOKED_BACK = 20  # rounds
 OFTEN = 3  # spoiled among them: then the peer is named
-UNANSWERED = 10  # audits among them: a busy machine may have gone on to the next round when it was asked
+UNANSWERED = 2  # audits among them: once may be a busy machine that had gone on to the next round
 NAMED = 3  # members in a line
 LONGEST = 200  # letters
 SLOW, REFUSED, AWAY = "its parts did not come in time", "what it sent had to be refused", "it did not come"
