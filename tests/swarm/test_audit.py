@@ -71,8 +71,8 @@ def commitments(outcome: Outcome) -> dict[str, bytes]:
     return outcome.commit.commitments
 
 
-def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
-    """The first member looks at one part."""
+def audits_of(outcomes: list[Outcome], silent: Collection[PeerID], rounds: Any, **more: Any) -> Audits:
+    """The first member's, in a round in which the silent ones answer nothing."""
     transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
     for transfer in transfers.values():
         transfer._shown.clear()
@@ -82,15 +82,19 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
             self.peer = peer
 
         async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
-            if PEERS.index(self.peer) in silent:
+            if self.peer in silent:
                 raise ConnectionError("nobody there")
             group_id, asked, part = wire.AUDIT_REQUEST.read(request)
             assert group_id == GROUP
             return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
-    place = PEERS[reducer], index
-    audits = Audits(load_run("emoji"), RULES, {}, Stub, lambda peer: True)
-    return asyncio.run(audits.audit(transfers[PEERS[0]], place, commitments(outcomes[0])))
+    return Audits(load_run("emoji"), RULES, rounds, Stub, lambda peer: True, **more)
+
+
+def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
+    """The first member looks at one part."""
+    audits = audits_of(outcomes, [PEERS[number] for number in silent], {})
+    return asyncio.run(audits.audit(outcomes[0].allreduce, (PEERS[reducer], index), commitments(outcomes[0])))
 
 
 def test_an_honest_round_stands_every_audit() -> None:
@@ -126,28 +130,17 @@ def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
         def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
             return next(((peer, 0) for peer in PEERS[1:] if peer not in silent), None)
 
-    async def audit(answering: PeerID) -> dict[str, str]:
-        class Stub:
-            def __init__(self, peer: PeerID):
-                self.peer = peer
-
-            async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
-                if self.peer != answering:
-                    raise ConnectionError("not today")
-                group_id, asked, part = wire.AUDIT_REQUEST.read(request)
-                return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
-
-        commit = SimpleNamespace(allreduce=transfers[PEERS[0]], commitments=commitments(outcomes[0]))
-        audits = Audits(load_run("emoji"), RULES, {GROUP: commit}, Stub, lambda peer: True, sampler=InOrder())
-        audits.begin(commit)  # type: ignore[arg-type]
+    async def doubts(*silent: PeerID) -> dict[str, str]:
+        rounds = {GROUP: outcomes[0].commit}
+        audits = audits_of(outcomes, silent, rounds, sampler=InOrder())
+        audits.begin(rounds[GROUP])
         assert audits._audit is not None
         await audits._audit
-        return audits.begin(commit)  # type: ignore[arg-type]
+        return audits.begin(rounds[GROUP])
 
     outcomes = honest_round()
-    transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
-    assert list(asyncio.run(audit(PEERS[0]))) == [str(peer) for peer in PEERS[1:]]
-    assert asyncio.run(audit(PEERS[1])) == {str(PEERS[2]): "did not show what it sent"}
+    assert list(asyncio.run(doubts(*PEERS[1:]))) == [str(peer) for peer in PEERS[1:]]
+    assert asyncio.run(doubts(*PEERS[2:])) == {str(PEERS[2]): "did not show what it sent"}
 
 
 def test_who_signs_nothing_or_something_else_is_named() -> None:

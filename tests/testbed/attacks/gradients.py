@@ -13,9 +13,7 @@ from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 NOISE = 10.0  # standard deviations of the honest gradient
 INSIDE = 1.7  # times a member's noise: not yet clipped
 BESIDE = 1.6  # the same with noise of its own
-LITTLE = (
-    0.18  # of three in ten: the largest with which four honest members are further from the mean (Baruch et al. 2019)
-)
+LITTLE = 0.18  # of the noise: with it four of seven honest members are further from the mean (Baruch et al. 2019)
 
 Poison = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 """One tensor's honest gradient (elements,) → what is sent instead."""

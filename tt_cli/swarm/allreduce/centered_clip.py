@@ -45,7 +45,7 @@ from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench clipping)
 LEFT_OUT = 3.0  # radii
 OPPOSED = 4.0  # times the median; of honest members' parts this leaves out less than one in a hundred
-LEAST_OPPOSED = 5  # members
+LEAST_OPPOSED = 5  # members: with fewer, nobody knows what is usual
 CHANCE = 8.0  # times what a product with noise alone would have: then it is none
 FLOOR = 0.25  # of the noise that the whole gradient would have in this part, at least
 MAX_VOTE = 0.45  # of one member; of three, two have more than half
@@ -280,7 +280,7 @@ def _factors(squares: np.ndarray, likely: np.ndarray, votes: np.ndarray, least: 
 
 
 def _opposed(gram: np.ndarray, weights: np.ndarray, votes: np.ndarray, elements: int) -> np.ndarray:
-    """Whether each member points against the others. gram: of their differences from the centre, and of the centre.
+    """True where a member points against the others. gram: of their differences from the centre, and of the centre.
 
     Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
     samples point anywhere.

@@ -36,11 +36,15 @@ logger = get_logger(__name__)
 
 @dataclass
 class Finding:
-    """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven."""
+    """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven.
+
+    silent: the reducer did not show its inputs.
+    """
 
     proven: bytes = b""
     guilty: str = ""
     doubts: dict[str, str] = field(default_factory=dict)
+    silent: bool = False
 
 
 class Audits(ServicerBase):
@@ -89,7 +93,7 @@ class Audits(ServicerBase):
             if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
                 others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
                 await self._pass_on({finding.guilty: sorted(others)})
-            if str(place[0]) not in finding.doubts:
+            if not finding.silent:
                 break
             silent.add(place[0])
 
@@ -114,8 +118,8 @@ class Audits(ServicerBase):
         try:
             packed = await ask(reducer, None, commitment.inputs)
         except Exception as error:  # P2P errors of many types
-            finding.doubts[str(reducer)] = f"did not show its inputs ({str(error) or type(error).__name__})"
-            return finding
+            words = f"did not show its inputs ({str(error) or type(error).__name__})"
+            return Finding(doubts={str(reducer): words}, silent=True)
         try:
             inputs = Inputs.read(packed)
             openings = read_openings(inputs, commitment, self.rules.opened)
