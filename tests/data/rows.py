@@ -45,6 +45,15 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="brotli")
 
 
+def bomb(path: Path) -> None:
+    """A parquet file of kilobytes with a caption of 8 MiB, once in the file and 5,000 times in its rows: 40 GB."""
+    captions = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 5000), pyarrow.array(["a" * (8 << 20)]))
+    table = pyarrow.table({"caption": captions, "code": [code(1, 2, 3, 4)] * 5000})
+    limits = {"dictionary_pagesize_limit": 1 << 30, "write_statistics": False, "store_schema": False}
+    pyarrow.parquet.write_table(table, path, compression="brotli", **limits)
+    assert path.stat().st_size < 20_000
+
+
 def png(number: int = 0) -> bytes:
     """A picture of its own size and colour."""
     file = io.BytesIO()

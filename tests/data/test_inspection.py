@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.rows import code, run_on
+from data.rows import bomb, code, run_on
 from PIL import Image
 
 from tt_cli.cli.main import main
@@ -51,6 +51,14 @@ def test_samples_are_any_rows_and_the_seed_says_which(tmp_path: Path) -> None:
     numbers = sorted(int(name.removeprefix("row ")) for name in names[0])
     assert len(set(numbers)) == 300
     assert numbers[20] < 300 and numbers[-20] > 1200
+
+
+def test_a_shard_of_kilobytes_does_not_become_gigabytes(tmp_path: Path) -> None:
+    bomb(tmp_path / "a.parquet")
+    write_shard(tmp_path / "b.parquet", [plain(1, code(1, 2, 3, 4))])
+    found = inspect(shard_files(tmp_path), run_on("any"), 3, 0)
+    assert found.rows == 1
+    assert "a.parquet cannot be read to its end (" in "".join(found.damaged)
 
 
 def test_damage_is_said_and_the_rest_is_read(tmp_path: Path) -> None:

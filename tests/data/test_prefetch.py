@@ -16,10 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 import msgpack
-import pyarrow
-import pyarrow.parquet
 import pytest
-from data.rows import code, numbered, run_on, write
+from data.rows import bomb, numbered, run_on, write
 from testbed.process_watch import ProcessWatch
 
 from tt_cli.data.stream.plan import ReadPlan, plan_of
@@ -159,15 +157,6 @@ def test_troubles_come_in_words(plan: ReadPlan, tmp_path: Path) -> None:
     with closing(Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}"))) as prefetch:
         assert len(set(captions_of(blocks_of(prefetch), 600))) == 600
     assert told and all("train-1.parquet" in words and "left out" in words for words in told)
-
-
-def bomb(path: Path) -> None:
-    """A caption of 8 MiB, once in the file and 5,000 times in its rows: 40 GB."""
-    captions = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 5000), pyarrow.array(["a" * (8 << 20)]))
-    table = pyarrow.table({"caption": captions, "code": [code(1, 2, 3, 4)] * 5000})
-    limits = {"dictionary_pagesize_limit": 1 << 30, "write_statistics": False, "store_schema": False}
-    pyarrow.parquet.write_table(table, path, compression="brotli", **limits)
-    assert path.stat().st_size < 20_000
 
 
 def test_a_page_of_kilobytes_does_not_become_gigabytes(plan: ReadPlan, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.rows import png, tar
+from data.rows import bomb, png, tar
 
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source
 from tt_cli.data.folder_walk import files_below
@@ -45,6 +45,13 @@ def test_a_folder_with_captions_beside(tmp_path: Path) -> None:
         ("c.png", None),
         ("sub/a.png", "Äpfel"),
     ]
+
+
+def test_a_table_of_kilobytes_does_not_become_gigabytes(tmp_path: Path) -> None:
+    bomb(tmp_path / "a.parquet")
+    with pytest.raises(DamagedUnit, match=r"a\.parquet cannot be read to its end: (m|re)alloc of size"):
+        for _ in open_source(str(tmp_path)).read(0, 0):
+            pass
 
 
 def test_loops_of_links_end_and_linked_folders_are_entered_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_bytes
+from tt_cli.data.memory_bound import bounded
 from tt_cli.data.row_rules import RowRules
 
 Row = dict[str, Any]
@@ -136,7 +137,7 @@ def column_batches(table: Any, columns: Sequence[str], size: int, skip: int) -> 
         if skip >= rows:
             skip -= rows
             continue
-        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+        for batch in bounded(table.iter_batches(batch_size=size, row_groups=[group], columns=columns)):
             if skip < batch.num_rows:
                 yield ColumnRows(batch.slice(skip))
             skip -= min(skip, batch.num_rows)

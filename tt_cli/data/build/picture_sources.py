@@ -21,6 +21,7 @@ from typing import Any
 from tt_cli.data.build.picture_decoding import FORMATS
 from tt_cli.data.columns import column_batches, json_object, text_or_bytes, unescaped
 from tt_cli.data.folder_walk import files_below
+from tt_cli.data.memory_bound import bounded
 from tt_cli.data.shard_format import LARGEST_MEMBER, tar_samples
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.dataset_errors import dataset_errors
@@ -235,7 +236,7 @@ def _hub(name: str, split: str, revision: str | None) -> PictureSource:
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         with reading():
             shard = data_set.shard(num_shards=len(units), index=unit)
-            rows: Iterator[Any] = iter(shard.skip(skip) if skip else shard)
+            rows: Iterator[Any] = bounded(shard.skip(skip) if skip else shard)
         for number in itertools.count(skip):
             with reading():
                 row = next(rows, None)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
+from tt_cli.data.memory_bound import bounded
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import Prefetch
@@ -100,7 +101,7 @@ def _rows_in_order(run: RunConfig, seed: int) -> Iterator[Mapping[str, Any]]:
     reading = partial(dataset_errors, f"cannot read the data set {name}", NO_DATA_SET)
     with reading():
         data_set = datasets.load_dataset(name, revision=run.data.revision, split="train", streaming=True)
-        rows = iter(data_set.shuffle(seed=seed, buffer_size=buffer, max_buffer_input_shards=SHARDS_AT_ONCE))
+        rows = bounded(data_set.shuffle(seed=seed, buffer_size=buffer, max_buffer_input_shards=SHARDS_AT_ONCE))
         first = next(rows, None)
     if first is None:
         return
