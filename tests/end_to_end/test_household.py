@@ -43,9 +43,10 @@ class Join:
         self._news = threading.Condition()
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self.env = {**os.environ, "TT_HOME": str(home), "OMP_NUM_THREADS": "1", "PATH": path}
+        limits = "--host 127.0.0.1 --threads 1 --batch-size 4 --max-gpu-temp 80 --name Anna"
         command = [sys.executable, "-m", "tt_cli.cli.main", "join", str(run), "--json", "--peer", swarm.addresses[0]]
         self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--threads", "1", "--batch-size", "4", "--max-gpu-temp", "80"],
+            [*command, *limits.split()],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -122,6 +123,7 @@ def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path:
     assert anna.phases()[-1] in ("waiting", "averaging") and "training" not in anna.phases()
     assert {event.my_samples for event in anna.of(Progress)} <= {0}
     assert {len(event.members) for event in anna.of(Round) if event.outcome == "committed"} == {2}
+    assert swarm.wait(lambda: any("made with ~Anna, " in event.words for event in ben.of(Round)), WAIT)
     degrees.write_text("60")
     anna.wait_for_phase("training")
     anna.wait_for("samples", lambda: bool(anna.of(Contribution)))

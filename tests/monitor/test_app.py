@@ -40,13 +40,12 @@ def drive(
     steps: Callable[[Screen], Awaitable[None]],
     look: Callable[[], SwarmSnapshot] = look,
     size: tuple[int, int] = (80, 24),
-    self_given: bool = False,
 ) -> MonitorApp:
     """Run the screen with what `steps` does to it; return the application when it has ended."""
 
     async def run() -> MonitorApp:
         with watch_of(look, tmp_path) as watch:
-            app = MonitorApp(watch, 0.05, self_given=self_given)
+            app = MonitorApp(watch, 0.05)
             async with app.run_test(size=size) as pilot:
                 await pilot.pause()
                 await steps(pilot)
@@ -213,7 +212,7 @@ def test_names_that_nobody_checked_are_marked(tmp_path: Path, self_given: bool) 
         await shows(pilot, "ever, as the peers")
         assert ("names are self-given; ever, " in "\n".join(lines(pilot))) is self_given
 
-    drive(tmp_path, steps, self_given=self_given)
+    drive(tmp_path, steps, lambda: look().model_copy(update={"names_checked": not self_given}))
 
 
 def test_a_lost_swarm_is_told_and_its_last_state_stays(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tt_cli.supervisor.household.sensors import NoDesktopSensor, Sensor
 
 FILE = """
 [join]
+name = "Ada  Lovelace "
 hours = "23:00-07:00"
 max_upload = 8
 idle_only = true
@@ -43,6 +44,7 @@ def no_flags(**given: Any) -> dict[str, Any]:
 def test_flags_come_before_the_run_s_table_before_the_file_before_defaults(file: Path) -> None:
     file.write_text(FILE)
     mine = read_settings(no_flags(max_upload=2.5, idle_only=False), {"emoji", "emoji-1a2b3c4d"}, file)
+    assert mine.get("name") == "Ada Lovelace"
     assert mine.get("hours") == "mon-fri 22:00-06:00,sat-sun"
     assert (mine.get("threads"), mine.get("batch_size"), mine.get("host", "0.0.0.0")) == (1, None, "0.0.0.0")
     assert mine.get("peer") == ["/ip4/203.0.113.7/tcp/31337/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"]
@@ -89,6 +91,7 @@ def test_a_desktop_that_nothing_sees_is_refused(file: Path, monkeypatch: pytest.
         ("join = 3", "join: no such table; allowed is [join]"),
         ("[join]\nhours = 'night'", "[join]: hours = \"night\": 'night' is no range of hours"),
         ("[join]\nhours = 23", '[join]: hours = 23: must be text in "quotes"'),
+        ('[join]\nname = "a\\u001b[2Jb"', "must be 1 to 40 printable characters"),
         ("[join]\nmax_upload = 0", "[join]: max_upload = 0: must be above 0"),
         ("[join]\nmax_upload = '8'", '[join]: max_upload = "8": must be a number'),
         ("[join]\nmax_gpu_temp = 20", "[join]: max_gpu_temp = 20: must be at least 40"),

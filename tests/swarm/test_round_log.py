@@ -22,10 +22,11 @@ SECONDS = {"whole": 1.0}
 FACTS = StepFacts(1e-3, 2.0)
 
 
-def teller(*users: str) -> tuple[RoundLog, list[Event]]:
+def teller(*users: str, pass_text: str = "a pass") -> tuple[RoundLog, list[Event]]:
     """Of peer "p0" of "anna"; the others are "p1" … of `users`."""
     told: list[Event] = []
-    records = [record(f"p{number}", user=user, epoch=0) for number, user in enumerate(("anna", *users))]
+    facts = {"epoch": 0, "pass_text": pass_text}
+    records = [record(f"p{number}", user=user, **facts) for number, user in enumerate(("anna", *users))]
     return RoundLog("p0", told.append, lambda: SwarmState.of(records)), told
 
 
@@ -58,6 +59,12 @@ def test_a_step_says_with_whom() -> None:
     tell, told = teller()
     tell.committed(5, result("p0"), 96, SECONDS)
     assert words_of(told) == "step 5 made alone, 96 samples"
+
+
+def test_a_name_for_which_no_pass_vouches_is_marked() -> None:
+    tell, told = teller("ben", pass_text="")
+    tell.committed(5, result("p0", "p1"), 96, SECONDS)
+    assert words_of(told) == "step 5 made with ~ben, 96 samples"
 
 
 def test_a_member_without_a_name_or_with_an_evil_one_is_still_one_line() -> None:

@@ -116,7 +116,7 @@ def monitor(
             flops=DalleConfig.from_run(config).flops_per_sample(),
         )
         with watching:
-            MonitorApp(watching, interval, self_given=not config.membership.closed).run()
+            MonitorApp(watching, interval).run()
         print(watching.scene().summary())
 
 

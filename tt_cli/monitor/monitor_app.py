@@ -116,10 +116,9 @@ class MonitorApp(App[None]):
         Binding("d", "choose('window')", "today/ever"),
     ]
 
-    def __init__(self, watch: SwarmWatch, interval: float, *, self_given: bool = False) -> None:
+    def __init__(self, watch: SwarmWatch, interval: float) -> None:
         super().__init__(driver_class=Terminal, ansi_color=True)  # the colours of the person's own terminal
         self.theme = "ansi-dark"
-        self._self_given = self_given  # nobody checks the names of peers
         self._watch, self._patience = watch, max(10.0, 3 * interval)
         self._seen, self._drawn_at = -1, 0.0
         self.scene = watch.scene()
@@ -223,9 +222,13 @@ class MonitorApp(App[None]):
             return [Text("no peer is known", style="dim")]
         peer = row.peer
         facts = [*row.remarks, *others(peer), *([clean(peer.round)] if peer.round else [])]
-        given = " (self-given)" if self._self_given and peer.user else ""
+        given = " (self-given)" if self._self_given() and peer.user else ""
         name = Text.assemble((row.name, "bold"), (f"{given}  {clean(peer.device)}  {clean(peer.peer_id)}", "dim"))
         return [fit(name, width), fit(Text(" · ".join(facts)), width)]
+
+    def _self_given(self) -> bool:
+        """True where nobody checks the names of peers."""
+        return self.scene.snapshot is not None and not self.scene.snapshot.names_checked
 
     def _board(self, width: int, height: int) -> list[Text]:
         scene = self.scene
@@ -238,7 +241,7 @@ class MonitorApp(App[None]):
             words = "today: nobody records it; an aux peer's page does (--from URL)"
         else:
             words = "ever, as the peers that are here now tell it; an aux peer's page knows more (--from URL)"
-        return [fit(Text(f"names are self-given; {words}" if self._self_given else words, style="dim"), width)]
+        return [fit(Text(f"names are self-given; {words}" if self._self_given() else words, style="dim"), width)]
 
     # ---------------------------------------------------------------- keys
 

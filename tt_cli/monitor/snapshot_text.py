@@ -53,6 +53,7 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
         plural(snapshot.trainers, "trainer"),
         f"{rate(snapshot.samples_per_second)} samples/s",
         one_truth(snapshot).plain or "no state yet",
+        *([] if snapshot.names_checked or not any(peer.user for peer in snapshot.peers) else ["names are self-given"]),
     ]
     lines = [f"{clock(snapshot.time)} {snapshot.identity}: " + ", ".join(parts)]
     for row in peer_rows(snapshot):

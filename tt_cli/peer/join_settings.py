@@ -28,6 +28,7 @@ from tt_cli.supervisor.household.sensors import NoDesktopSensor, desktop_sensor,
 LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "memory", "gpu_memory")
 """Settings that `tt status` shows, in this order."""
 ALWAYS = "always"
+NAME_LENGTH = 40  # characters
 
 
 def check_hours(text: str) -> str:
@@ -65,9 +66,18 @@ def check_announced(text: str) -> str:
     return text
 
 
+def check_name(text: str) -> str:
+    """A name for people to read. Raises ValueError."""
+    name = " ".join(text.split())
+    if not (1 <= len(name) <= NAME_LENGTH and name.isprintable()):
+        raise ValueError(f"must be 1 to {NAME_LENGTH} printable characters")
+    return name
+
+
 class JoinSettings(Section):
     """The table [join] of the settings file. max_gpu_temp: °C. max_upload, max_download: Mbit/s."""
 
+    name: Annotated[str, AfterValidator(check_name)] | None = None
     peer: list[Annotated[str, AfterValidator(check_multiaddr)]] | None = None
     device: str | None = None
     batch_size: int | None = Field(None, ge=1)

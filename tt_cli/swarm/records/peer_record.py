@@ -61,7 +61,12 @@ class PeerFigures(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     peer_id: Text = figure("text", "peer id", "text")
-    user: Text = figure("text: Hugging Face user, empty where the run asks for none", "user", "text", default="")
+    user: Text = figure(
+        "text: Hugging Face user; in a run without logins the name that it gives itself, or empty",
+        "user",
+        "text",
+        default="",
+    )
     role: Role = figure('"trainer", "assistant" or "aux"', "role", "text", cells=(7, 9), keep=3)
     device: Text = figure("text", "device", "text", cells=(10, 28), keep=2, default="")
     version: Text = figure("text: of the program that it runs", "version", "text", default="")

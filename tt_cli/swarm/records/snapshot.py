@@ -85,6 +85,9 @@ class SwarmNow(BaseModel):
     agreeing: Count = figure("integer: those of them that hold the digest", metric="tt_state_agreeing")
     resynced_chunks: Sum = figure("integer: of all peers together")
     trainers: Count = figure("integer: training peers")
+    names_checked: bool = figure(
+        "boolean: a pass vouches for each user's name; else all are self-given", unit="text", default=False
+    )
     peers: Annotated[list[PeerView], Field(max_length=MAX_PEERS, description="list of objects, trainers first:")]
 
     @property
@@ -168,6 +171,7 @@ def take_snapshot(
         agreeing=sum(peer.in_agreement for peer in holders),
         resynced_chunks=sum(peer.resynced_chunks for peer in peers),
         trainers=len(trainers),
+        names_checked=run.membership.closed,
         peers=peers,
         history=steps,
     )

@@ -137,9 +137,11 @@ class RoundLog:
             self._emit(Log(f"step {epoch}: {words}", "warning"))
 
     def name(self, peer_id: str) -> str:
-        """The name of a member in a line: its user's name, else the end of its peer id."""
+        """The name of a member in a line: its user's, after ~ where it is self-given, else the end of its peer id."""
         record = next((r for r in self._view().records if r.peer_id == peer_id), None)
-        return (printable(record.user) if record is not None else "") or f"…{peer_id[-6:]}"
+        if record is None or not (user := printable(record.user)):
+            return f"…{peer_id[-6:]}"
+        return user if record.pass_text else f"~{user}"
 
     def _names(self, peer_ids: frozenset[str] | set[str]) -> str:
         names = sorted(map(self.name, peer_ids))
