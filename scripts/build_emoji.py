@@ -60,7 +60,7 @@ The files in this folder are derived from two works:
 - the captions and keywords, and the tokenizer trained on them, from Unicode CLDR, Copyright Unicode, Inc.,
   Unicode licence: LICENSE-unicode-cldr.txt.
 
-They were made by scripts/build_emoji.py.
+They were made by scripts/build_emoji.py. The weights in weights.safetensors were learned from both.
 """
 GLYPH_SIZE = 109  # the one bitmap size that the font holds
 GLYPH_BOX = (4, 0, 132, 128)  # the square of the 136 x 128 bitmap in which every glyph lies

@@ -205,7 +205,8 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 
 def test_no_checkpoint_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
-    fails(["red apple"], 1, "take it from its swarm with --peer MULTIADDR, name a file, a folder or ORG", capsys)
+    words = "take it from its swarm with --peer MULTIADDR, name a file, a folder or ORG"
+    fails(["red apple", "--run", "emoji-demo"], 1, words, capsys)
 
 
 def test_the_one_before_a_corrupt_checkpoint_is_used(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tt_cli.draw.weights_source import WeightsSource
 
 INFER_EXAMPLES = """\
-tt infer "a red apple"                       four pictures with the newest checkpoint of the run emoji
+tt infer "a red apple"                       four pictures: newest checkpoint of the run emoji, else built-in weights
 tt infer sailboat "hot beverage" --candidates 8
 tt infer "red heart" --seed 7 --temperature 0.8
 tt infer sailboat --checkpoint step-00000200.safetensors --out sailboats
@@ -62,8 +62,9 @@ def infer(
         str | None,
         weights(
             "PLACE",
-            "a file, a folder, or ORGANISATION/REPOSITORY[/FILE] on the Hub; of several checkpoints the newest. "
-            "Published weights (.pt, .safetensors) need --run too",
+            "a file, a folder, built-in, or ORGANISATION/REPOSITORY[/FILE] on the Hub; of several checkpoints the "
+            "newest. Default: the newest of the run on this machine, else built-in. Published weights (.pt, "
+            ".safetensors) need --run too",
         ),
     ] = None,
     revision: Annotated[str | None, weights("R", "commit, branch or tag of the Hub repository")] = None,
@@ -187,10 +188,11 @@ def _source(
     from tt_cli.auth.peer_admission import observing
     from tt_cli.draw.weights_source import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
+    from tt_cli.run.checkpoint_names import BUILT_IN
     from tt_cli.run.initial_peers import checked_peers
 
     peers = checked_peers(peers)
-    config = load_run(run or DEFAULT_RUN) if run or not checkpoint else None
+    config = load_run(run or DEFAULT_RUN) if run or checkpoint in (None, BUILT_IN) else None
     if peers and config is not None:
         if output_mode(sys.stderr) == "live":
             write_line(sys.stderr, f"Asking {len(peers)} peer(s) of {config.identity} …")

@@ -28,6 +28,8 @@ limit = partial(setting, panel="Limits")
 EXAMPLES = """\
 tt join emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt join emoji
+tt join emoji --name ada
+tt join emoji --new-swarm --from-built-in
 tt join org/run --device cuda:1 --hours 23:00-07:00 --max-upload 8
 tt join my-run.toml --client-mode --batch-size 8 --memory 8GB
 tt join emoji --log-to tensorboard:curves
@@ -68,6 +70,20 @@ def join(
     seed: Annotated[
         int | None, option("SEED", "order of this peer's examples; default: its own, new each time")
     ] = None,
+    name: Annotated[
+        str | None,
+        setting(
+            "name",
+            "NAME",
+            "what others see instead of the end of your peer id, in a run without logins; marked as self-given",
+        ),
+    ] = None,
+    from_built_in: Annotated[
+        bool,
+        switch(
+            "--from-built-in", "begin with the weights that come with tt, unless there is a backup or a swarm's state"
+        ),
+    ] = False,
     send_token: Annotated[
         bool,
         switch(
@@ -124,6 +140,10 @@ def join(
             f"no peer of run {run} is known to join: give one with --peer MULTIADDR (the screen of "
             f"`tt aux-peer {run}` shows it), or begin a swarm of your own with --new-swarm"
         )
+    if from_built_in:
+        from tt_cli.task.built_in_weights import start_from_built_in
+
+        start_from_built_in(config)  # where there are none, an error now
     limits = HouseholdLimits(mine.household())
     curves = open_sink(mine.get("log_to"), config) if mine.get("log_to") else None
     slot = claim_slot(folders.run_folder(config), TRAINER)
@@ -140,6 +160,7 @@ def join(
         "initial_peers": peers,
         "seed": seed,
         "identity": identity_name(slot),
+        "from_built_in": from_built_in,
         **{name: value for name, value in mine.values.items() if name in HANDED_ON},
         **{name: 1e6 * value for name, value in mine.values.items() if name in ("max_upload", "max_download")},
     }
@@ -147,7 +168,7 @@ def join(
 
     def start() -> Worker:
         admitted.check()
-        options["user"] = admitted.user
+        options["user"] = admitted.user or mine.get("name", "")
         # looked up anew: an aux peer on this machine may have another address by the time that a pause ends
         options["initial_peers"] = initial_peers(config, mine.get("peer", [])) or options["initial_peers"]
         worker = Worker("tt_cli.peer.trainer", options, slot.log)

@@ -30,6 +30,11 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in folder().glob(f"*/{MANIFEST}"))
 
 
+def has(name: str, filename: str) -> bool:
+    """True if the built-in data set `name` comes with that file; it may yet be damaged, see `checked_file`."""
+    return (folder() / name / filename).is_file()
+
+
 def checked_file(name: str, filename: str) -> Path:
     """The path of a file of the built-in data set `name`, its content checked against the manifest.
 

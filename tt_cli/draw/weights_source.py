@@ -1,4 +1,4 @@
-"""Weights to draw with: a checkpoint on this machine, on the Hub or from the swarm, and why it was chosen.
+"""Weights to draw with: a checkpoint on this machine, on the Hub, from the swarm or built in, and why it was chosen.
 
 Notable:
 - a checkpoint of tt carries its run file; weights that others published do not, so their run must be named;
@@ -27,8 +27,9 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.checkpoint_names import step_in
+from tt_cli.run.checkpoint_names import BUILT_IN, step_in
 from tt_cli.task import task_of
+from tt_cli.task.built_in_weights import built_in
 from tt_cli.task.picture_codec import load_vqgan
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def find_checkpoint(
     revision: str | None = None,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> WeightsSource:
-    """The checkpoint at `place`, else the newest of `run` on this machine.
+    """The checkpoint at `place`, else the newest of `run` on this machine, else the weights built in for it.
 
-    place: a file, a folder of checkpoints, a run's folder; what is not on this machine and looks like it is taken
-    as ORGANISATION/REPOSITORY on the Hub, with /FILE for another file than the newest checkpoint. If both are
+    place: a file, a folder of checkpoints, a run's folder, or BUILT_IN; what is not on this machine and looks like it
+    is taken as ORGANISATION/REPOSITORY on the Hub, with /FILE for another file than the newest checkpoint. If both are
     given, the checkpoint must be one of that run; published weights need a run. Raises UsageError for what is not
     there, CheckpointError for what cannot be used, HubUnreachable; `on_message` is told of damaged files that were
     passed over, and of downloads.
@@ -73,6 +74,10 @@ def find_checkpoint(
             raise UsageError("--revision is one of a Hub repository: name it with --checkpoint ORGANISATION/REPOSITORY")
         return _newest_here(run, on_message)
     path = Path(place).expanduser()
+    if place == BUILT_IN and run is not None:
+        if revision is None and (source := _built_in(run, "as --checkpoint says")):
+            return source
+        raise UsageError(f"--checkpoint {BUILT_IN}: no weights come with tt for run {run.run.name}")
     if not path.exists() and (there := _on_the_hub(str(place))):
         return _from_hub(run, *there, revision, on_message)
     if revision is not None:
@@ -142,12 +147,20 @@ def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> We
     folder = folders.checkpoints(run)
     if checkpoint := newest(folder, run.identity, on_message):
         return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
+    advice = f"a checkpoint of your own takes its place: `tt join {run.run.name}`, or --peer for the swarm's"
+    if source := _built_in(run, advice):
+        return source
     peer = next(iter(run.peers.initial), "MULTIADDR")
     raise TTError(
         f"there is no checkpoint of run {run.identity} on this machine: take it from its swarm with --peer {peer}, "
         "name a file, a folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` "
         f"or `tt join {run.run.name}`"
     )
+
+
+def _built_in(run: RunConfig, advice: str) -> WeightsSource | None:
+    state = built_in(run)
+    return _source(state, "the weights that come with tt", f"built in; {advice}") if state is not None else None
 
 
 def _on_the_hub(place: str) -> tuple[str, str | None] | None:

@@ -25,7 +25,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(128, 4, 128, 110, 2e-2),  # tt demo
-    "small": Size(192, 6, 512, 600, 2e-2),  # the built-in run
+    "small": Size(192, 6, 256, 1600, 2e-2),  # the built-in run
     "medium": Size(512, 16, 1024, 5000, 5e-3),
     "large": Size(1024, 24, 2048, 15000, 2.5e-3),
     "paper": Size(1024, 64, 4096, 31250, 2.5e-3),  # Training Transformers Together

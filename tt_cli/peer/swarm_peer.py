@@ -27,13 +27,15 @@ from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, stop_dht
 from tt_cli.swarm.network.reachability import ListenOptions
+from tt_cli.task.built_in_weights import start_from_built_in
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions(ListenOptions):
     """Options that a command hands a peer's process. run: TOML text. max_upload, max_download: bits a second.
 
-    identity: the name of its key file, "trainer-2"; else the first free one.
+    identity: the name of its key file, "trainer-2"; else the first free one. from_built_in: begin with the weights that
+    come with tt where there is no backup.
     """
 
     run: str
@@ -42,6 +44,7 @@ class PeerOptions(ListenOptions):
     max_download: float | None = None
     user: str = ""
     identity: str = ""
+    from_built_in: bool = False
 
 
 def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
@@ -62,8 +65,11 @@ class SwarmPeer:
     def __init__(self, run: RunConfig, opts: PeerOptions, role: str, model: nn.Module, emit: Emit):
         self.run, self.emit, self.folder = run, emit, folders.run_folder(run)
         self.backups = Backups(run, emit)
-        self.shared = TrainedState(run, model, self.backups.newest(), self.backups.newest)
-        origin = "own backup" if self.shared.epoch else f"fresh, from seed {run.run.seed}"
+        backup, origin = self.backups.newest(), "own backup"
+        if backup is None and opts.from_built_in:
+            backup, origin = start_from_built_in(run), "built in; the rest of the schedule begins again"
+        self.shared = TrainedState(run, model, backup, self.backups.newest)
+        origin = origin if self.shared.epoch else f"fresh, from seed {run.run.seed}"
         emit(Choice("weights", f"step {self.shared.epoch}", origin))
         self.identity = claim_identity(self.folder, role, opts.identity)
         self.about = About(role=role, user=opts.user, version=__version__)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from tt_cli.errors import TTError
 
 FORMAT = "tt-2"
+BUILT_IN = "built-in"  # in place of a checkpoint's place: the weights that come with tt
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
 
 
