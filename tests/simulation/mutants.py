@@ -27,16 +27,18 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "commit: half is heard": Mutant("allreduce.commit", "if there < quorum(1 + all_others)", "if there < 0", "moment"),
-    "commit: who dropped counts as heard": Mutant("allreduce.commit", "sum(self._answered.values()))", "0)", "moment"),
+    "commit: half is heard": Mutant("allreduce.commit", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
+    "commit: who dropped counts as heard": Mutant(
+        "allreduce.commit", "in self._answered.items() if gone]", "in self._answered.items() if False]", "moment"
+    ),
     "commit: parts may be missing": Mutant(
         "allreduce.commit",
-        "few or unlike or not self.agreement.reached or not self.holds() or bool(self.store.missing())",
-        "few",
+        "not self.agreement.reached or not self.holds() or bool(self.store.missing())",
+        "False",
         "split",
     ),
     "commit: averages need no signature": Mutant(
-        "allreduce.commit", "self.dropped = bool(self.unsigned)", "pass", "wrong"
+        "allreduce.commit", " or lacks or bool(self.unsigned)", " or lacks", "wrong"
     ),
     "commit: two unlike signatures are nothing": Mutant(
         "allreduce.commit", "if mine and signed[one].contradicts(signed[other]):", "if False:", "two-faced"

@@ -166,7 +166,6 @@ def test_averages_that_nobody_heard_their_reducer_sign_are_dropped() -> None:
                 yield message
 
     outcomes = run_round(Member(0), Member(1), SignsNothing(2), Member(3))
-    assert_whole(outcomes)
     for outcome in outcomes:
         result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
         assert not result.complete and result.problem == f"{PEERS[2]}: nobody heard what it signed"
@@ -240,7 +239,7 @@ def test_who_signs_unlike_averages_is_proven_guilty_by_both_and_nobody_steps() -
             assert verify(Accusation.read(outcome.commit.proofs[liar]), RULES) == liar
 
 
-def test_nobody_steps_while_one_with_other_averages_does_not_say_who_signed_them() -> None:
+def test_one_with_other_averages_that_does_not_say_who_signed_them_holds_nobody_up() -> None:
     class Secretive(Member):
         """Answers what it is asked once by each, and not what others signed for it."""
 
@@ -250,10 +249,8 @@ def test_nobody_steps_while_one_with_other_averages_does_not_say_who_signed_them
             return await super().rpc_settle(message, context)
 
     secretive, *others, _ = run_round(Secretive(0), Member(1), Member(3), TwoFaced(2))
-    for outcome in others:
-        assert outcome.commit.dropped and outcome.commit.unclear.keys() == {str(PEERS[0])}
-        assert outcome_of(outcome.commit, 1.0, {}, frozenset(), {}).failed == outcome.commit.unclear
-    assert not secretive.commit.dropped, "who has the majority's averages now is not unlike them"
+    steps = {tuple(outcome.store.hashes) for outcome in (secretive, *others) if not outcome.commit.dropped}
+    assert len(steps) <= 1 and not others[0].commit.dropped, "a quorum votes for what the others hold"
 
 
 def test_two_members_that_disagree_drop_the_round() -> None:
@@ -273,7 +270,6 @@ def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_i
         first.cut = {"rpc_settle": {half_heard.peer}}
         half_heard.cut["rpc_settle"] = {first.peer}
     outcomes = run_round(*members)
-    assert_whole(outcomes)  # all have it, and nobody takes it
     assert (str(PEERS[2]) in outcomes[0].commit.statuses) is not estranged
     for number in (0, 1, 3):
         commit = outcomes[number].commit

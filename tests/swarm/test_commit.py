@@ -30,11 +30,11 @@ HASHES = st.lists(st.sampled_from([A, B, MISSING]), min_size=3, max_size=3)
 def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, list[bytes]]) -> None:
     ends = {}
     for me, own in hashes.items():
-        found = agree(own, {peer: theirs for peer, theirs in hashes.items() if peer != me})
+        found = agree(own, own, {peer: theirs for peer, theirs in hashes.items() if peer != me})
         for index, (wanted, holders) in found.wanted.items():
             assert wanted != own[index] and holders and all(hashes[peer][index] == wanted for peer in holders)
         mended = [found.wanted[index][0] if index in found.wanted else one for index, one in enumerate(own)]
-        ends[me] = None if found.lost or found.disputed else mended
+        ends[me] = mended if found.reached else None
     assert len({str(end) for end in ends.values()}) == 1
     for end in ends.values():
         assert end is None or MISSING not in end
@@ -45,7 +45,8 @@ def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, l
     [
         ([A, A, A], "A"),
         ([A, A, MISSING], "A"),
-        ([MISSING, MISSING, A], "A"),
+        ([MISSING, A, A], "A"),
+        ([MISSING, MISSING, A], "unconfirmed"),
         ([A, A, B], "A"),
         ([B, A, B], "B"),
         ([A, B, MISSING], "disputed"),
@@ -53,8 +54,9 @@ def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, l
     ],
 )
 def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
-    found = agree([column[0]], {"x": [column[1]], "y": [column[2]]})
-    assert (bool(found.lost), bool(found.disputed)) == (outcome == "lost", outcome == "disputed")
+    found = agree([column[0]], [column[0]], {"x": [column[1]], "y": [column[2]]})
+    wrong = {"lost": found.lost, "disputed": found.disputed, "unconfirmed": found.unconfirmed}
+    assert [name for name, parts in wrong.items() if parts] == [outcome] * (outcome in wrong)
     if outcome in "AB":
         end = found.wanted[0][0] if found.wanted else column[0]
         assert end == {"A": A, "B": B}[outcome]
@@ -69,16 +71,17 @@ def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
         ([A, A], 1, True),
         ([A, A], 2, False),
         ([A, A, B], 1, False),  # the silent one may hold B too
-        ([A, A, A, B], 1, True),
-        ([A, A, A, B], 2, False),
+        ([A, A, A, B], 1, False),
+        ([A, A, A, B], 0, True),
+        ([A, A, A, A, B], 1, True),
         ([A, A, MISSING], 2, False),  # 3 of 5: two others and a liar may be as many
-        ([A, A, A, MISSING], 1, True),
+        ([A, A, A, MISSING], 1, False),  # who lacks it may tell another one of B
+        ([A, A, A, A], 1, True),
     ],
 )
 def test_who_did_not_hear_enough_commits_nothing(column: list[bytes], silent: int, commits: bool) -> None:
     others = {str(number): [one] for number, one in enumerate(column[1:])}
-    found = agree([column[0]], others, silent)
-    assert (not (found.disputed or found.lost or found.unheard)) is commits
+    assert agree([column[0]], [column[0]], others, silent).reached is commits
 
 
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
@@ -89,9 +92,10 @@ def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data:
     for me, own in enumerate(column):
         heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
         others = {str(one): [column[one]] for one in heard}
-        found = agree([own], others, len(column) - 1 - len(heard), len(heard & dropped))
+        gone = {str(one) for one in heard & dropped}
+        found = agree([own], [own], others, len(column) - 1 - len(heard), gone)
         assert bool(found.unheard) == (1 + len(heard - dropped) < quorum(len(column)))
-        if not (found.disputed or found.unheard or me in dropped):
+        if found.reached and me not in dropped:
             ends.add(found.wanted[0][0] if found.wanted else own)
     assert len(ends) <= 1
 

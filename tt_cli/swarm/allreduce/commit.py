@@ -2,12 +2,12 @@
 
 1. When its own transfer is over a member tells every member that accepts connections the hash of each part it has, and
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
-2. A part that it lacks it fetches from a member that has it. Where hashes differ, the bytes that more than half of the
-   members with this part hold are the average; who holds others fetches those.
-3. It commits when it then has every part, and has heard from a quorum of those whom it can hear. It drops the round
-   when nobody has some part, or no bytes have a majority whatever the others hold from whom it heard nothing.
-4. Who holds other bytes is asked what their reducer signed. Who signed unlike averages for two members is guilty by
-   that, and nobody steps; nor where one does not answer, for it may be about to step with the other ones.
+2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
+   and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
+3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
+   when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
+4. Where votes differ all are asked what their reducer signed. Who signed unlike averages for two members is guilty by
+   that, and who knows it does not step.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -24,7 +24,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ from tt_cli.swarm.clock import loop_time
 
 logger = get_logger(__name__)
 
+UNHEARD = "nobody heard what it signed"
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
 ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
@@ -51,11 +52,11 @@ SOON = 3.0  # part of the patience in which a member answers whose own transfer 
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One member's word about a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
+    """One member's word about a round. hashes: its votes on the parts, or MISSING. said: samples and loss.
 
     commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
-    others: peer id → what that member signed, b"" where it was not heard, and in a question. dropped: it will not step
-    with this average. waited: peer id → seconds for which it waited for that one, not checked.
+    others: peer id → what that member signed, b"" where it was not heard. dropped: it will not step with this average.
+    waited: peer id → seconds for which it waited for that one, not checked.
     """
 
     hashes: tuple[bytes, ...]
@@ -95,22 +96,23 @@ def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
 
 @dataclass(frozen=True)
 class Agreement:
-    """wanted: part → (hash, members that hold it) of what must be fetched. lost: parts that nobody has.
+    """wanted: part → (hash, members that vote for it) of what must be fetched. lost: parts without a vote.
 
-    disputed: parts of which no bytes have a majority. differing: parts in whose bytes some members differed.
-    unheard: words where too few members were heard, "" else.
+    disputed: parts with unlike votes, none of them a quorum's. unconfirmed: with alike ones, too few. differing: parts
+    on which some votes differed. unheard: words where too few members were heard, "" else.
     """
 
     wanted: dict[int, tuple[bytes, list[str]]] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     disputed: list[int] = field(default_factory=list)
+    unconfirmed: list[int] = field(default_factory=list)
     differing: list[int] = field(default_factory=list)
     unheard: str = ""
 
     @property
     def reached(self) -> bool:
         """True when every part can be had, and the round need not be dropped."""
-        return not (self.lost or self.disputed or self.unheard)
+        return not (self.lost or self.disputed or self.unconfirmed or self.unheard)
 
 
 def quorum(members: int) -> int:
@@ -118,28 +120,35 @@ def quorum(members: int) -> int:
     return (members + (members - 1) // 3) // 2 + 1
 
 
-def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0, dropped: int = 0) -> Agreement:
-    """The outcome of comparing this member's hashes and the others' (peer id → hashes).
+def agree(
+    held: Sequence[bytes],
+    votes: Sequence[bytes],
+    others: Mapping[str, Sequence[bytes]],
+    silent: int = 0,
+    dropped: Collection[str] = (),
+) -> Agreement:
+    """The outcome of comparing votes. held: hashes of what this member has. others: peer id → votes.
 
-    silent: how many more there are from whom nothing was heard. dropped: how many of `others` have dropped the round.
-    A quorum must be heard that has not; and where members differ, the majority must be one whatever the silent ones
-    hold.
+    silent: how many more there are from whom nothing was heard. dropped: those of `others` that have dropped the round.
+    A quorum of all must be heard that has not, and each part needs the votes of as many.
     """
-    there, all_others = 1 + len(others) - dropped, len(others) + silent
-    few = f"heard from {there - 1} of {all_others} others" if there < quorum(1 + all_others) else ""
+    there, all_others = 1 + len(others) - len(dropped), len(others) + silent
+    needed = quorum(1 + all_others)
+    few = f"heard from {there - 1} of {all_others} others" if there < needed else ""
     agreement = Agreement(unheard=few)
-    for index, mine in enumerate(own):
-        votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
-        if not votes:
+    for index, mine in enumerate(votes):
+        counted = Counter(each[index] for each in (votes, *others.values()) if each[index] != MISSING)
+        if not counted:
             agreement.lost.append(index)
             continue
-        best, count = votes.most_common(1)[0]
-        if len(votes) > 1:
+        best = counted.most_common(1)[0][0]
+        voters = [peer for peer, each in others.items() if each[index] == best]
+        if len(counted) > 1:
             agreement.differing.append(index)
-        if 2 * count <= votes.total() + (silent if len(votes) > 1 else 0):
-            agreement.disputed.append(index)
-        elif best != mine:
-            agreement.wanted[index] = (best, [peer for peer, hashes in others.items() if hashes[index] == best])
+        if (mine == best) + len({*voters} - {*dropped}) < needed:
+            (agreement.disputed if len(counted) > 1 else agreement.unconfirmed).append(index)
+        elif best != held[index]:
+            agreement.wanted[index] = (best, voters)
     return agreement
 
 
@@ -150,9 +159,9 @@ class CommitProtocol:
 
     statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
-    the round was dropped, if it was: see `unsigned_by`. unclear: members with other averages that did not say what was
-    signed for them, with words. proofs: reducers that signed unlike averages, each with an accusation. dropped: this
-    member does not step with the average. heard_at: peer id → when it had answered, or was given up.
+    the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
+    accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
+    given up.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -161,12 +170,13 @@ class CommitProtocol:
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, dict[str, bytes]] = {}
-        self.unclear, self.proofs = dict[str, str](), dict[str, bytes]()
+        self.proofs = dict[str, bytes]()
         self.heard_at: dict[str, float] = {}
         self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
         self._said, self._waited = said, dict[str, float]()
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
+        self._votes: list[bytes] = []
         self._over = asyncio.Event()
         self._heard = asyncio.Condition()
 
@@ -180,8 +190,10 @@ class CommitProtocol:
         if peer not in self.members:
             raise ValueError("not a member of this round")
         status = read_status(request, len(self.allreduce.parts))
+        self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
         await asyncio.wait_for(self._over.wait(), self.patience)
+        self._vote()
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
         known = {other: words.get(other, b"") for other in status.others}
         return self.status(known).pack(self.allreduce.group_id)
@@ -193,6 +205,7 @@ class CommitProtocol:
     async def run(self) -> None:
         """Compare and fetch, when the transfer is over, then commit or drop the round."""
         self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
+        self._votes = list(self._hashes)
         self._over.set()
         gone = self.allreduce.gone()
         called = {str(member): member for member in self.listening if member != self.me}
@@ -200,31 +213,60 @@ class CommitProtocol:
         calling = {str(member) for member in self.members if member not in self.listening and self.me in self.listening}
         asking = [self._ask(member) for peer, member in called.items() if peer not in gone]
         await asyncio.gather(self._wait_for(calling - gone), *asking)
-        spoke = self._answered.keys() | calling
-        heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
-        silent = (called.keys() | calling) - heard.keys()
-        self.agreement = agree(self._hashes, heard, len(silent), sum(self._answered.values()))
-        differing = {*map(self._reducer_of, self.agreement.differing)}
-        unheard = called.keys() - self.commitments.keys() if self.agreement.reached else set()
-        if about := differing | unheard:
-            await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
-            self._compare_words(differing)
+        for first in (True, False):  # what is learned in the first exchange is told in the second
+            self._agree(called.keys() | calling, calling)
+            about = {*map(self._reducer_of, self.agreement.differing)} if first else set()
+            if not self.agreement.unheard:
+                about |= {*map(self._reducer_of, self.agreement.unconfirmed)}
+                about |= called.keys() - self.commitments.keys() - self.passed_on.keys()
+            await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered if about))
+        self._agree(called.keys() | calling, calling)
+        self._compare_words({*map(self._reducer_of, self.agreement.differing)})
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if self.agreement.reached:
             await self._repair()
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
-        unlike = bool(self.unclear or self.proofs)
-        self.dropped = few or unlike or not self.agreement.reached or not self.holds() or bool(self.store.missing())
-        if not self.dropped:
-            self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
-            self.dropped = bool(self.unsigned)
+        unlike, lacks = bool(self.proofs), not self.agreement.reached or not self.holds() or bool(self.store.missing())
+        self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
+        if (
+            self.agreement.unheard
+        ):  # else who cannot be heard, or this peer's own line, would look like who did not sign
+            self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
+        self.dropped = few or unlike or lacks or bool(self.unsigned)
+
+    def _agree(self, others: Set[str], calling: Set[str]) -> None:
+        """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
+        self._vote()
+        spoke = self._answered.keys() | calling
+        heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
+        dropped = [peer for peer, gone in self._answered.items() if gone]
+        self.agreement = agree(self._hashes, self._votes, heard, len(others - heard.keys()), dropped)
+
+    def _vote(self) -> None:
+        """Vote on each part that this member lacks and has not voted on yet, as its reducer signed."""
+        lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING}
+        for position in {self.allreduce.parts[index].reducer for index in lacking}:
+            reducer = self.allreduce.reducers[position]
+            own, passed_on = self.allreduce.signed.get(str(reducer)), self.passed_on.get(str(reducer), {})
+            for envelope in filter(None, (own, self.commitments.get(str(reducer)), *passed_on.values())):
+                with contextlib.suppress(NotProven):
+                    outputs = signed_by(self.allreduce, position, envelope).outputs
+                    signed = dict(zip(self.allreduce.parts_of(reducer), outputs, strict=False))
+                    self._votes = [signed.get(n, vote) if n in lacking else vote for n, vote in enumerate(self._votes)]
+                    break
+
+    def _pass_on(self, peer: str, status: PartStatus) -> None:
+        """Take what another member says that reducers signed. It counts if it is true."""
+        for reducer in {*map(str, self.listening)} & status.others.keys():
+            if word := status.others[reducer]:
+                self.passed_on.setdefault(reducer, {})[peer] = word
 
     def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
         """This member's word at this moment. others: see `PartStatus`."""
         clipped = dict(self.allreduce.reducer.clipped)
-        hashes, signed = tuple(self._hashes), self.allreduce.commitment
-        return PartStatus(hashes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
+        votes, signed = tuple(self._votes), self.allreduce.commitment
+        return PartStatus(votes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
 
     def _left(self, until: float, patience: float = math.inf) -> float:
         return max(0.0, min(self.patience, patience, until - loop_time()))
@@ -268,24 +310,23 @@ class CommitProtocol:
                 break
         self.heard_at[peer] = loop_time()
 
-    async def _ask_about(self, silent: Collection[str], member: PeerID) -> None:
-        """Ask if this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
+    async def _ask_about(self, reducers: Collection[str], member: PeerID) -> None:
+        """Tell this member what these signed, as far as it is known, and ask what it knows, and for its votes."""
+        words = self.commitments | self.allreduce.signed
+        passed_on = {peer: next(filter(None, self.passed_on.get(peer, {}).values()), b"") for peer in reducers}
         try:
             timeout = self._left(self._ends, self.patience / SOON)
-            status = await self._call(member, timeout, dict.fromkeys(silent, b""))
+            status = await self._call(member, timeout, {peer: words.get(peer) or passed_on[peer] for peer in reducers})
         except Exception as error:  # P2P errors of many types
-            logger.info(f"asking {member} about {silent} failed: {error!r}")
+            logger.info(f"asking {member} about {reducers} failed: {error!r}")
             return
-        for peer in status.others.keys() & silent:
+        for peer in status.others.keys() & reducers:
             self.passed_on.setdefault(peer, {})[str(member)] = status.others[peer]
+        self._answered[str(member)] = status.dropped
+        await self._hear(str(member), status)
 
     def _compare_words(self, reducers: Collection[str]) -> None:
-        """Find who signed unlike averages, and who holds others and did not say what its reducer signed."""
-        for index in self.agreement.differing:
-            reducer, (best, _) = self._reducer_of(index), self.agreement.wanted.get(index, (self._hashes[index], []))
-            for peer in self._answered.keys() - self.passed_on.get(reducer, {}).keys() - {reducer}:
-                if self.statuses[peer].hashes[index] not in (best, MISSING):
-                    self.unclear[peer] = f"did not say which averages {reducer} signed for it"
+        """Find who signed unlike averages."""
         for reducer in reducers:
             told = [self.allreduce.signed, {peer: status.commitment for peer, status in self.statuses.items()}]
             heard = {words.get(reducer, b"") for words in told} | {*self.passed_on.get(reducer, {}).values()}
@@ -320,10 +361,19 @@ class CommitProtocol:
         self.repaired = sum(self._hashes[index] != MISSING for index in self.agreement.wanted)
 
 
+def signed_by(allreduce: AllReduce, position: int, envelope: bytes) -> Commitment:
+    """What the reducer at this position signed for this round. Raises NotProven."""
+    signed, reducer = Commitment.read(envelope, allreduce.signer.opened), str(allreduce.reducers[position])
+    place = (allreduce.name, reducer, len(allreduce.reducers), position)
+    if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
+        raise NotProven("signed for another round or by somebody else")
+    return signed
+
+
 def unsigned_by(
     allreduce: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Mapping[str, bytes]]
 ) -> dict[str, str]:
-    """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
+    """Other reducers that did not sign the averages that are here, with words. commitments: peer id → envelope.
 
     Nor do averages count that were made of the parts of half of the members or less: a reducer could say that it did
     not hear of the others. So its word is needed. passed_on: what others say that a reducer signed, of whom nothing was
@@ -334,16 +384,14 @@ def unsigned_by(
         peer, indexes = str(reducer), allreduce.parts_of(reducer)
         if reducer == allreduce.me or not indexes:
             continue
-        place = (allreduce.name, peer, len(allreduce.reducers), position)
-        faults[peer] = "nobody heard what it signed"
+        faults[peer] = UNHEARD
         for envelope in (
             [commitments[peer]] if peer in commitments else sorted({*passed_on.get(peer, {}).values()} - {b""})
         ):
             try:
-                signed = Commitment.read(envelope, allreduce.signer.opened)
-                if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
-                    raise NotProven("signed for another round or by somebody else")
-                if signed.outputs != tuple(allreduce.store.hashes[index] for index in indexes):
+                signed = signed_by(allreduce, position, envelope)
+                held = (allreduce.store.hashes[index] for index in indexes)
+                if any(one not in (MISSING, output) for one, output in zip(held, signed.outputs, strict=False)):
                     raise NotProven("signed other averages")
                 faults[peer] = ""
                 if too_few(signed.complete, len(allreduce.members)):

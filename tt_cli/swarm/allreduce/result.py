@@ -79,7 +79,7 @@ def outcome_of(
         | dict.fromkeys(commit.proofs, UNLIKE)
         | transfer.rejected
         | transfer.reducer.rejected,
-        failed=silent | commit.unclear | transfer.failed,
+        failed=silent | transfer.failed,
         disputed=frozenset(str(reducer) for reducer in disputed - {transfer.me}),
         problem=_problem(commit, received) if commit.dropped else "",
         seconds={**seconds, "reduce": transfer.reducer.seconds},
@@ -127,10 +127,8 @@ def _waited_for(commit: CommitProtocol) -> dict[str, dict[str, float]]:
 
 def _problem(commit: CommitProtocol, received: float) -> str:
     transfer, agreement = commit.allreduce, commit.agreement
-    if commit.proofs or commit.unclear:
-        return "; ".join(
-            f"{peer}: {why}" for peer, why in (dict.fromkeys(commit.proofs, UNLIKE) | commit.unclear).items()
-        )
+    if commit.proofs:
+        return "; ".join(f"{peer}: {UNLIKE}" for peer in commit.proofs)
     if agreement.disputed:
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:
@@ -139,6 +137,8 @@ def _problem(commit: CommitProtocol, received: float) -> str:
         return f"this peer received what {transfer.used} of {len(transfer.members)} members sent"
     if commit.unsigned:
         return "; ".join(f"{peer}: {why}" for peer, why in commit.unsigned.items())
+    if agreement.unconfirmed:
+        return f"too few members know {len(agreement.unconfirmed)} parts of the average"
     part = math.floor(received * 1000) / 10
     reasons = "; ".join(f"{peer}: {why}" for peer, why in transfer.failed.items())
     return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"

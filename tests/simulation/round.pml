@@ -1,0 +1,140 @@
+/* One round as docs/protocol.md has it, in every order of events: group, transfer, votes, commit or drop.
+
+   N members, the last of whom lies where LIES is defined: as a reducer it signs two averages, 1 and 2, for whom it
+   likes, and votes for whatever the one who asks is to believe; as LEADER it tells each member another group. Any message may be
+   lost, any member may drop the round at any time. What honest reducers make is the same for all members of a group,
+   so the liar's part stands for the whole average.
+
+   Checked: no two honest members step with unlike averages. tests/simulation/test_model.py says with which sizes, and
+   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum. */
+#ifndef N
+#define N 4
+#endif
+#ifdef LIES
+#define HONEST (N - 1)
+#else
+#define HONEST N
+#endif
+#define LIAR HONEST
+#define OPEN(i) (!made[i] && !dropped[i])
+#define IN(j, set) ((set >> (j)) & 1)
+#define QUORUM(n) ((n + F(n)) / 2 + 1)
+#ifdef HALF
+#define F(n) -1
+#else
+#define F(n) ((n - 1) / 3)
+#endif
+
+byte size[32];    /* of a set of members */
+byte group[N];    /* the members of i's round, as i was told */
+byte vote[N];     /* of i, once given: what it holds, or what it was shown that the reducer signed */
+byte told[N];     /* whose votes i heard */
+byte answered[N]; /* who answered i, whether they had a vote or not */
+byte made[N];     /* the average with which i stepped */
+bool dropped[N];
+
+/* The votes for `value` and against it that i knows. The liar's is for whatever i is to believe. */
+inline count(i, value) {
+  j = 0;
+  do
+  :: j < HONEST ->
+     if
+     :: (j == i || IN(j, told[i])) && vote[j] == value -> votes++
+     :: (j == i || IN(j, told[i])) && vote[j] == 3 - value -> others++
+     :: else
+     fi;
+     if :: j == i || IN(j, answered[i]) -> heard++ :: else fi;
+     whole = whole && (!IN(j, group[i]) || group[j] == group[i]);
+     j++
+  :: else -> break
+  od;
+#ifdef LIES
+  if :: IN(LIAR, group[i]) -> heard++; votes++ :: else fi
+#endif
+}
+
+inline step(i, value) {
+  d_step {
+    whole = true; votes = 0; others = 0; heard = 0;
+    count(i, value);
+    /* an honest member reduces a part of the average, in one group alone: without all of these nobody steps */
+#ifdef HEARD
+    if
+    :: whole && votes > others && heard >= QUORUM(size[group[i]]) &&
+       (!others || 2 * votes > votes + others + size[group[i]] - heard) -> made[i] = value
+    :: else
+    fi;
+#else
+    if :: whole && votes >= QUORUM(size[group[i]]) -> made[i] = value :: else fi;
+#endif
+    whole = false; votes = 0; others = 0; heard = 0; j = 0
+  }
+}
+
+proctype Member(byte i) {
+  byte j, votes, heard, others;
+  bool whole;
+  do
+#ifdef LIES
+  :: atomic { OPEN(i) && !vote[i] -> if :: vote[i] = 1 :: vote[i] = 2 fi }
+#else
+  :: atomic { OPEN(i) && !vote[i] -> vote[i] = 1 }
+#endif
+  :: atomic {
+       OPEN(i) ->
+       if
+       :: j = 0
+       :: j = 1
+       :: N > 2 -> j = 2
+       :: N > 3 -> j = 3
+       :: N > 4 -> j = 4
+       fi;
+       if
+       :: j < HONEST && j != i && IN(j, group[i]) && group[j] == group[i] && !dropped[j] ->
+#ifdef HEARD
+          answered[i] = answered[i] | (1 << j);
+#endif
+          if :: vote[j] -> told[i] = told[i] | (1 << j) :: else fi
+       :: else
+       fi;
+       j = 0
+     }
+  :: atomic { OPEN(i) -> step(i, 1) }
+  :: atomic { OPEN(i) -> step(i, 2) }
+  :: atomic { OPEN(i) -> dropped[i] = true }
+  :: atomic { !OPEN(i) -> break }
+  od;
+  atomic {
+    j = 0;
+    do
+    :: j < HONEST ->
+       assert(!(made[i] && made[j]) || (group[i] == group[j] && made[i] == made[j]));
+       j++
+    :: else -> break
+    od
+  }
+}
+
+init {
+  byte i, k, some;
+  atomic {
+    i = 1;
+    do :: i < 32 -> size[i] = size[i >> 1] + (i & 1); i++ :: else -> break od;
+    i = 0;
+    do
+    :: i < HONEST ->
+       some = 0; k = 0;
+#ifdef LEADER
+       do :: k < N -> if :: some = some | (1 << k) :: skip fi; k++ :: else -> break od;
+#else
+       some = (1 << N) - 1;
+#endif
+       /* a member takes no group without itself, or of half of the trainers */
+       if :: IN(i, some) && 2 * size[some] > N -> group[i] = some :: else -> dropped[i] = true fi;
+       i++
+    :: else -> break
+    od;
+    i = 0; k = 0; some = 0;
+    do :: i < HONEST -> run Member(i); i++ :: else -> break od
+  }
+}

@@ -1,0 +1,37 @@
+"""A round in every order of events, by the model checker Spin: no two honest members step with unlike averages."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).with_name("round.pml")
+
+
+def counterexample(folder: Path, *defined: str) -> bool:
+    """Whether there is an order of events in which the model breaks its promise, after looking at all of them."""
+    for command in (
+        ["spin", "-a", *defined, str(MODEL)],
+        ["gcc", "-O2", "-w", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"],
+    ):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    said = subprocess.run(["./pan", "-E", "-m100000"], cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert "Search not completed" not in said or "assertion violated" in said, said
+    assert "max search depth too small" not in said, said
+    return "assertion violated" in said
+
+
+@pytest.mark.slow
+@pytest.mark.debian
+@pytest.mark.parametrize("defined", ["-DN=2", "-DN=3", "-DN=4", "-DN=4 -DLIES"])
+def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defined: str) -> None:
+    assert not counterexample(tmp_path, *defined.split())
+
+
+@pytest.mark.slow
+@pytest.mark.debian
+@pytest.mark.parametrize("without", ["-DHEARD", "-DHALF"])
+def test_without_one_of_its_rules_the_model_finds_how_they_would(tmp_path: Path, without: str) -> None:
+    assert counterexample(tmp_path, "-DN=4", "-DLIES", without)
