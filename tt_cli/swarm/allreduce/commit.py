@@ -219,8 +219,11 @@ class CommitProtocol:
             if not self.agreement.unheard:
                 about |= {*map(self._reducer_of, self.agreement.unconfirmed)}
                 about |= called.keys() - self.commitments.keys() - self.passed_on.keys()
-            await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered if about))
-        self._agree(called.keys() | calling, calling)
+            if not about:
+                break
+            await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
+        else:
+            self._agree(called.keys() | calling, calling)
         self._compare_words({*map(self._reducer_of, self.agreement.differing)})
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
@@ -229,9 +232,7 @@ class CommitProtocol:
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
         unlike, lacks = bool(self.proofs), not self.agreement.reached or not self.holds() or bool(self.store.missing())
         self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
-        if (
-            self.agreement.unheard
-        ):  # else who cannot be heard, or this peer's own line, would look like who did not sign
+        if self.agreement.unheard:  # this peer's own line may be why it heard nothing signed
             self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
         self.dropped = few or unlike or lacks or bool(self.unsigned)
 
