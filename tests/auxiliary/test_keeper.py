@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,8 +52,8 @@ def handed_over(keeper: StateKeeper) -> TrainingState:
 class Swarm:
     """What the keeper sees of the others: a state that its members signed, or nobody's."""
 
-    def __init__(self, answer: TrainingState | None = None) -> None:
-        self.answer = answer
+    def __init__(self, answer: TrainingState | None = None, received: int = 7) -> None:
+        self.answer, self.received = answer, received
         self.asked: list[StateTree | None] = []
 
     def take_state(self, own: StateTree | None, timeout: float, *, at_once: int) -> ReceivedState:
@@ -62,7 +63,7 @@ class Swarm:
         tree, buffer = self.answer.tree(), StateBuffer.new()
         indexes = list(range(len(tree))) if own is None else tree.differing(own)
         write_chunks(self.answer, indexes, buffer)
-        return ReceivedState(tree, Chunks(tree, indexes, buffer), ("anna",), received=7)
+        return ReceivedState(tree, Chunks(tree, indexes, buffer), ("anna",), received=self.received)
 
 
 def write_chunks(one: TrainingState, indexes: list[int], buffer: StateBuffer) -> None:
@@ -144,6 +145,12 @@ def test_it_fetches_now_and_then_but_the_last_state_at_once(keeper: StateKeeper)
     fetch(keeper)
     assert not keeper.wants(SwarmState.of([record(epoch=6)]))
     assert keeper.wants(SwarmState.of([record(epoch=RUN.schedule.total_steps)]))
+
+
+def test_it_takes_eight_megabits_a_second_of_others_in_the_mean(keeper: StateKeeper) -> None:
+    before = time.monotonic()
+    keeper.fetch(Swarm(state(5), received=50 * 10**6))  # type: ignore[arg-type]
+    assert keeper._fetch_again_at >= before + 50
 
 
 def test_a_signed_state_is_kept_in_memory_and_on_the_disk(keeper: StateKeeper, told: list[Event]) -> None:

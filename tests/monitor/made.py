@@ -56,6 +56,7 @@ def snapshot(**changes: object) -> SwarmSnapshot:
         "agreeing": 1,
         "resynced_chunks": 0,
         "trainers": 1,
+        "names_checked": True,
         "peers": [TRAINER],
         "history": [(step, 7.0 - step, 10.0 * step) for step in range(1, 7)],
     }

@@ -51,7 +51,7 @@ def test_text_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[0][8:] == (
         " emoji-1a2b3c4d: step 7 of 2,000, 100 of 256 samples to the next, next step in 10 s, "
         "end in 8 h 44 min, loss 3.214, 1 trainer, 16.2 samples/s, "
-        "one truth: 1 of 1 peer holds 3fa9c1d2; …9A2r1C holds 77b0aa00, names are self-given"
+        "one truth: 1 of 1 peer holds 3fa9c1d2; …9A2r1C holds 77b0aa00"
     )
     assert lines[1:] == [
         "  anna …9A2r1C: trainer, NVIDIA H200, 12.1 samples/s (75 %), in step, version 0.1.0, step 7, samples 60, "
@@ -61,6 +61,11 @@ def test_text_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
         "  tt …9A2r1C: aux, in step, version 0.1.0, step 7, samples 60, in all 9,000, loss 3.000, digest 3fa9c1d2, "
         "agrees yes, 4 s ago",
     ]
+
+
+def test_a_text_says_that_names_are_self_given() -> None:
+    first, second = plain_text(snapshot(names_checked=False)).split("\n")
+    assert first.endswith(", names are self-given") and second.startswith("  ~anna …9A2r1C: trainer")
 
 
 def test_no_peer_can_write_to_the_terminal() -> None:

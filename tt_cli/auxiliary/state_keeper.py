@@ -18,6 +18,7 @@ from tt_cli.task import task_of
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
+BYTES_A_SECOND = 1e6  # that it takes of the trainers' upload, in the mean, at most
 DOWNLOAD_SECONDS = 180.0  # without a chunk
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 
@@ -84,14 +85,18 @@ class StateKeeper:
     def fetch(self, averager: StateBridge) -> None:
         """Take the state that most of the foremost hold; on failure say why and keep the one before."""
         started = time.monotonic()
+        received = 0
         try:
             # from one at a time: it takes often, and every donor makes a copy of its state
             taken = averager.take_state(self._held[0] if self._held else None, DOWNLOAD_SECONDS, at_once=1)
+            received = taken.received
             self._take(taken, started)
         except (NoState, TTError, ValueError) as error:
             self._emit(Log(f"the swarm's state was not taken: {error}", "warning"))
         seconds = time.monotonic() - started
-        self._fetch_again_at = time.monotonic() + max(MIN_FETCH_SECONDS, seconds / SHARE_OF_TIME)
+        self._fetch_again_at = time.monotonic() + max(
+            MIN_FETCH_SECONDS, seconds / SHARE_OF_TIME, received / BYTES_A_SECOND
+        )
 
     def _take(self, taken: ReceivedState, started: float) -> None:
         tree, chunks = taken.tree, taken.chunks

@@ -18,11 +18,11 @@ def changes(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     old, new = _by_id(before), _by_id(after)
     stayed = [(old[peer_id], peer) for peer_id, peer in new.items() if peer_id in old]
     return [
-        *_told("joined", [peer for peer_id, peer in new.items() if peer_id not in old]),
-        *_told("left", [peer for peer_id, peer in old.items() if peer_id not in new]),
+        *_told("joined", [peer for peer_id, peer in new.items() if peer_id not in old], after),
+        *_told("left", [peer for peer_id, peer in old.items() if peer_id not in new], after),
         *_steps(before, after),
-        *_rounds(stayed),
-        *_standing(stayed, after.trainers),
+        *_rounds(stayed, after),
+        *_standing(stayed, after),
     ]
 
 
@@ -34,16 +34,16 @@ def first_words(snapshot: SwarmSnapshot) -> str:
     return f"watching {who} at step {snapshot.epoch:,}{loss}"
 
 
-def names(peers: Sequence[PeerView]) -> str:
+def names(peers: Sequence[PeerView], swarm: SwarmSnapshot) -> str:
     """ada …9A2r1C, bob …77b0aa and 3 others."""
-    called = [peer_name(peer) for peer in peers]
+    called = [peer_name(peer, swarm) for peer in peers]
     if len(called) > NAMED:
         called = [*called[: NAMED - 1], f"{len(called) - NAMED + 1} others"]
     return " and ".join(filter(None, (", ".join(called[:-1]), called[-1])))
 
 
-def _told(what: str, peers: Sequence[PeerView]) -> list[str]:
-    return [f"{names(peers)} {what}"] if peers else []
+def _told(what: str, peers: Sequence[PeerView], swarm: SwarmSnapshot) -> list[str]:
+    return [f"{names(peers, swarm)} {what}"] if peers else []
 
 
 def _steps(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
@@ -57,17 +57,17 @@ def _steps(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     return [f"steps {before.epoch + 1:,} to {after.epoch:,} made{loss}"]
 
 
-def _rounds(stayed: Sequence[tuple[PeerView, PeerView]]) -> list[str]:
+def _rounds(stayed: Sequence[tuple[PeerView, PeerView]], swarm: SwarmSnapshot) -> list[str]:
     """Rounds that were no ordinary ones, as those say who were in them."""
     said: dict[str, list[PeerView]] = {}
     for old, peer in stayed:
         words = clean(peer.round)
         if words and peer.round != old.round and not (words.startswith("step ") and " made " in words):
             said.setdefault(words, []).append(peer)
-    return [f"{words} (so {names(peers)})" for words, peers in said.items()]
+    return [f"{words} (so {names(peers, swarm)})" for words, peers in said.items()]
 
 
-def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> list[str]:
+def _standing(stayed: Sequence[tuple[PeerView, PeerView]], swarm: SwarmSnapshot) -> list[str]:
     """Lines about peers that fell behind or caught up, differ or agree again, are accused or clipped."""
     happened: dict[str, list[PeerView]] = {}
     for old, peer in stayed:
@@ -82,10 +82,10 @@ def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> lis
             happened.setdefault(f"came to another state than most: {short_digest(peer.digest)}", []).append(peer)
         elif differs == [True, False] and peer.in_agreement:
             happened.setdefault("agrees with most again", []).append(peer)
-        for words in standing(peer, trainers):
-            if words not in standing(old, trainers):
+        for words in standing(peer, swarm.trainers):
+            if words not in standing(old, swarm.trainers):
                 happened.setdefault(f"{words}, most say", []).append(peer)
-    return [f"{names(peers)} {words}" for words, peers in happened.items()]
+    return [f"{names(peers, swarm)} {words}" for words, peers in happened.items()]
 
 
 def _by_id(snapshot: SwarmSnapshot) -> Mapping[str, PeerView]:

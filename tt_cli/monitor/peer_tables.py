@@ -56,7 +56,7 @@ def peer_rows(swarm: SwarmNow | None) -> list[PeerRow]:
     if swarm is None:
         return []
     middle = middle_speed(swarm)
-    return [PeerRow(peer, peer_name(peer), remarks(peer, swarm.trainers, middle)) for peer in swarm.peers]
+    return [PeerRow(peer, peer_name(peer, swarm), remarks(peer, swarm.trainers, middle)) for peer in swarm.peers]
 
 
 def _state(row: PeerRow) -> Text:

@@ -102,10 +102,10 @@ def flops_words(flops: float | None) -> str:
     return f"{rate(flops / 1e15)} PFLOP/s"
 
 
-def peer_name(peer: PeerView) -> str:
-    """User and end of the peer id; a long user name is cut, so that the id is seen."""
+def peer_name(peer: PeerView, swarm: SwarmNow) -> str:
+    """User, after ~ where that is self-given, and end of the peer id; a long name is cut, so that the id is seen."""
     user = fit(Text(clean(peer.user)), 14).plain
-    return f"{user} {short_id(peer.peer_id)}" if user else short_id(peer.peer_id)
+    return f"{'' if swarm.names_checked else '~'}{user} {short_id(peer.peer_id)}" if user else short_id(peer.peer_id)
 
 
 def middle_speed(snapshot: SwarmNow) -> float:

@@ -31,14 +31,16 @@ def one_truth(snapshot: SwarmNow) -> Text:
     if not snapshot.digest:
         words = f"no state has a majority among {plural(snapshot.holders, 'peer')}"
     line = Text(f"one truth: {words}", style="green" if agree else "bold red")
-    unlike = [f"{peer_name(peer)} holds {short_digest(peer.digest)}" for peer in holders if not peer.in_agreement]
+    unlike = [
+        f"{peer_name(peer, snapshot)} holds {short_digest(peer.digest)}" for peer in holders if not peer.in_agreement
+    ]
     more = f" and {len(unlike) - NAMED} more" if len(unlike) > NAMED else ""
     line.append("".join(f"; {words}" for words in unlike[:NAMED]) + more)
     if snapshot.resynced_chunks:
         line.append(f"; {plural(snapshot.resynced_chunks, 'chunk')} resynced", style="yellow")
     for peer in snapshot.peers:
         for words in standing(peer, snapshot.trainers)[:1]:
-            line.append(f"; {peer_name(peer)} {words}", style="bold red" if peer.accused_by else "yellow")
+            line.append(f"; {peer_name(peer, snapshot)} {words}", style="bold red" if peer.accused_by else "yellow")
     return line
 
 
