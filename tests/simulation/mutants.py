@@ -84,9 +84,7 @@ MUTANTS = {
         "finding.guilty = Commitment.read(accusation.commitment, self.rules.opened).reducer",
         "calm",
     ),
-    "commit: who is gone is not counted": Mutant(
-        "allreduce.commit", "silent = (called.keys() | calling) - heard.keys()", "silent = set[str]()", "moment"
-    ),
+    "commit: who is gone is not counted": Mutant("allreduce.commit", "len(others - heard.keys())", "0", "moment"),
     "quorum: a peer that lost all goes on alone": Mutant(
         "network.connectivity", "if not found.answered and self._initial:", "if False:", "long"
     ),
