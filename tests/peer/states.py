@@ -11,8 +11,8 @@ from tt_cli.run import RunConfig, load_run
 
 
 def small_run(**changes: object) -> RunConfig:
-    """The built-in run; its learning rate is high from the first step on."""
-    return load_run("emoji").replaced({"schedule.warmup_fraction": 0.0, **changes})
+    """The built-in run with 600 steps, whatever its own are; its learning rate is high from the first step on."""
+    return load_run("emoji").replaced({"schedule.warmup_fraction": 0.0, "schedule.total_steps": 600, **changes})
 
 
 def layers(seed: int = 0, width: int = 260) -> nn.Module:
