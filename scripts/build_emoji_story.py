@@ -19,6 +19,7 @@ import csv
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +129,7 @@ def gallery(models: DrawingModels) -> Image.Image:
     captions = [example.caption for split in builtin.SPLITS for example in builtin.examples("emoji", split)]
     chosen = [captions[place] for place in np.random.default_rng(0).permutation(len(captions))[:GALLERY]]
     drawings = [
-        type(one)(one.prompt + " *" * (one.prompt in heldout), one.index, one.codes, one.picture)
-        for one in draw(models, chosen, SETTINGS)
+        replace(one, prompt=one.prompt + " *" * (one.prompt in heldout)) for one in draw(models, chosen, SETTINGS)
     ]
     sheet = contact_sheet(drawings, COLUMNS)
     return sheet.resize((sheet.width // 2, sheet.height // 2), Image.Resampling.LANCZOS).quantize(256)

@@ -12,8 +12,8 @@ MOST = 1 << 30  # bytes
 Item = TypeVar("Item")
 
 
-def bounded(items: Iterable[Item], most: int = MOST) -> Iterator[Item]:
-    """Yield the items, while the process takes at most so many bytes more, in making one, than it had before the first.
+def bounded(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items, while the process takes at most MOST bytes more, in making one, than it had before the first.
 
     Other threads are held to it meanwhile. Raises MemoryError, as which pyarrow's ArrowMemoryError counts too.
     """
@@ -21,7 +21,7 @@ def bounded(items: Iterable[Item], most: int = MOST) -> Iterator[Item]:
     iterator = iter(items)
     while True:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        known = [limit for limit in (soft, hard, taken + most) if limit != resource.RLIM_INFINITY]
+        known = [limit for limit in (soft, hard, taken + MOST) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
         try:
             item = next(iterator)

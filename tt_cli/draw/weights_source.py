@@ -74,8 +74,8 @@ def find_checkpoint(
             raise UsageError("--revision is one of a Hub repository: name it with --checkpoint ORGANISATION/REPOSITORY")
         return _newest_here(run, on_message)
     path = Path(place).expanduser()
-    if place == BUILT_IN and run is not None:
-        if revision is None and (source := _built_in(run, "as --checkpoint says")):
+    if place == BUILT_IN and run is not None and revision is None:
+        if source := _built_in(run, "as --checkpoint says"):
             return source
         raise UsageError(f"--checkpoint {BUILT_IN}: no weights come with tt for run {run.run.name}")
     if not path.exists() and (there := _on_the_hub(str(place))):

@@ -363,7 +363,7 @@ class CommitProtocol:
 
 
 def signed_by(allreduce: AllReduce, position: int, envelope: bytes) -> Commitment:
-    """What the reducer at this position signed for this round. Raises NotProven."""
+    """Read the commitment of the reducer at this position to this round. Raises NotProven for anything else."""
     signed, reducer = Commitment.read(envelope, allreduce.signer.opened), str(allreduce.reducers[position])
     place = (allreduce.name, reducer, len(allreduce.reducers), position)
     if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
