@@ -110,7 +110,7 @@ def train(arm: str, steps: int) -> dict[str, Any]:
     warm_up()
     training = Attacked(arm)
     losses = [loss for (loss, _), _ in zip(training.steps(), range(steps), strict=False)]
-    parts = len(training._buffers[0].layout.parts(len(SIZES))) * training.averages
+    parts = len(training._buffers[0].layout.parts((1,) * len(SIZES))) * training.averages
     bad = [str(member) for member in ATTACKERS] if training.attack else []
     good = [str(member) for member in range(len(SIZES)) if str(member) not in bad]
     shares = {

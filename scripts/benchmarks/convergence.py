@@ -193,7 +193,7 @@ def swarm_average(
     layout, codec = buffers[0].layout, buffers[0].codec
     senders = [str(member) for member in order]
     store = AverageBuffer(layout, codec)
-    store.open(layout.parts(len(order)))
+    store.open((1,) * len(order))
 
     spreads = {str(member): spread(buffers[member], store.parts) for member in order}
 

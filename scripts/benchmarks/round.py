@@ -15,8 +15,13 @@ average; matchmaking is listed by itself. Ours encodes before the exchange and d
 one machine at once: "exchange_vs_tcp" is without both. Bytes are counted at the links, CPU seconds over all processes
 of a peer, matchmaking included.
 
+`--uneven`: three hosts at 100 Mbit/s and one at 10. hivemind is told each line's rate; ours measures it in the first
+round, which counts by itself. What no way can beat is the time that the slow line needs for its own gradient, in the
+codec's bytes: uneven_over_bound is the median round over that.
+
 Examples:
   scripts/bench round --mbit 100 --rounds 9
+  scripts/bench round --uneven
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +59,9 @@ from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.compression.linear8 import implementation
 from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter, UploadMeter
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht
+from tt_cli.swarm.network.tcp_counters import acknowledged_bytes
 
 PEERS = 4
 # A decoder layer and a half of width 1024 with its embedding: 32 million parameters.
@@ -63,6 +71,8 @@ SHAPES = [
 ]
 QUICK = "two rounds at 100 Mbit/s, without hivemind's averager"
 WAIT = 300.0
+UNEVEN = (100.0, 100.0, 100.0, 10.0)  # Mbit/s
+LEARNING = 1  # rounds in which ours measures them
 NAMES = {"ours": "round", "tcp": "tcp", "hivemind": "hivemind"}  # kind → what its figures begin with
 ROUNDS = {100: 5, 20: 3, 1000: 5}  # Mbit/s: rounds of each kind, after the first
 Cpu = dict[str, float]
@@ -70,24 +80,38 @@ Cpu = dict[str, float]
 
 def bench_run() -> RunConfig:
     """The built-in run, with time enough for slow links."""
-    return load_run("emoji").replaced({"swarm.averaging_timeout": 280.0, "swarm.matchmaking_time": 10.0})
+    times = {"averaging_timeout": 280.0, "matchmaking_time": 10.0, "next_chunk_timeout": 20.0}
+    return load_run("emoji").replaced({f"swarm.{name}": seconds for name, seconds in times.items()})
 
 
-def gradients(seed: int) -> list[torch.Tensor]:
-    """This member's fp32 tensors in shared memory, normal as gradients nearly are."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).mul_(1e-3).share_memory_() for shape in SHAPES]
+def shapes(part: int = 1) -> dict[str, torch.Size]:
+    """By name, as the averager wants them. part: 1 of so many parts of the parameters."""
+    return {f"{index}": torch.Size([first // part, *more]) for index, (first, *more) in enumerate(SHAPES)}
 
 
-def shapes() -> dict[str, torch.Size]:
-    """By name, as the averager wants them."""
-    return {f"{index}": torch.Size(shape) for index, shape in enumerate(SHAPES)}
-
-
-def encoded_bytes(run: RunConfig) -> int:
+def encoded_bytes(run: RunConfig, part: int = 1) -> int:
     """What all tensors take in the run's codec."""
     codec = codec_of(run)
-    return GradientBuffer(Partition(shapes(), run.swarm.large_tensor, codec.block), codec).nbytes
+    return GradientBuffer(Partition(shapes(part), run.swarm.large_tensor, codec.block), codec).nbytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of `peers` members: its number, its host's address and link, its folder. part: see `shapes`."""
+
+    number: int
+    peers: int
+    host: str
+    mbit: float | None
+    folder: Path
+    initial_peers: Sequence[str]
+    part: int
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Its fp32 tensors in shared memory, normal as gradients nearly are."""
+        generator = torch.Generator().manual_seed(self.number)
+        sizes = shapes(self.part).values()
+        return [torch.randn(size, generator=generator).mul_(1e-3).share_memory_() for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -124,15 +148,16 @@ def cpu_of(named: dict[int, str]) -> Cpu:
 class OurPeer:
     """A DHT node and tt's averager."""
 
-    def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
-        run = bench_run()
+    def __init__(self, place: Place):
+        run, sizes = bench_run(), shapes(place.part)
         implementation()
-        me = claim_identity(folder, "trainer")
-        self.dht = start_dht(run, me, initial_peers=initial_peers, host=host)
+        me = claim_identity(place.folder, "trainer")
+        self.dht = start_dht(run, me, initial_peers=place.initial_peers, host=place.host)
         self.address = addresses_of(self.dht)[0]
-        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes}
-        self.averager = Averager(run, self.dht, me.key, shapes(), **sharing)
-        self.gradients = dict(zip(shapes(), gradients(number), strict=True))
+        line = BandwidthLimiter(meter=UploadMeter(partial(acknowledged_bytes, self.dht.pid)))
+        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes, "line": line}
+        self.averager = Averager(run, self.dht, me.key, sizes, **sharing)
+        self.gradients = dict(zip(sizes, place.gradients(), strict=True))
         self.members: list[str] = []
 
     def connect(self, addresses: Sequence[str]) -> None:
@@ -140,15 +165,16 @@ class OurPeer:
         self.members = [address.rpartition("/")[2] for address in addresses]
 
     def round(self, number: int, _: int) -> Outcome:
-        """Average with the three others, from fp32 gradients to their fp32 average."""
+        """Average with the others, from fp32 gradients to their fp32 average."""
         named = {os.getpid(): "peer", self.dht.pid: "dht", self.averager.pid: "averager"}
         before, clock = cpu_of(named), [time.monotonic()]
         for name, gradient in self.gradients.items():
             self.averager.local.encode(name, gradient, 1)
         clock.append(time.monotonic())
-        control = self.averager.seek(RoundPlan(f"{number}_bench", frozenset(self.members), min(self.members), PEERS))
+        peers = len(self.members)
+        control = self.averager.seek(RoundPlan(f"{number}_bench", frozenset(self.members), min(self.members), peers))
         result = self.averager.average(control, Contribution(1, 1.0))
-        if not result.complete or len(result.members) != PEERS or result.repaired or result.failed:
+        if not result.complete or len(result.members) != peers or result.repaired or result.failed:
             what = result.problem or f"{result.repaired} parts were mended, and these failed: {result.failed}"
             raise TTError(f"a round of {len(result.members)} members went wrong: {what}")
         clock.append(time.monotonic())
@@ -190,33 +216,35 @@ class HivemindPeer:
     Loaded by several threads of the averager in the first round, it takes seconds, or fails in an import circle.
     """
 
-    def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
+    def __init__(self, place: Place):
         quantize_blockwise(torch.ones(2**12))
-        self.dht = DHT(initial_peers=list(initial_peers), host_maddrs=[f"/ip4/{host}/tcp/0"], start=True)
+        self._peers = place.peers
+        self.dht = DHT(initial_peers=list(place.initial_peers), host_maddrs=[f"/ip4/{place.host}/tcp/0"], start=True)
         self.address = str(self.dht.get_visible_maddrs()[0])
         TimedAverager.began, TimedAverager.ended = multiprocessing.Value("d", 0.0), multiprocessing.Value("d", 0.0)
         self.averager = TimedAverager(
-            gradients(number),
+            place.gradients(),
             self.dht,
             start=True,
             prefix="bench",
-            target_group_size=PEERS,
-            min_group_size=PEERS,
+            target_group_size=place.peers,
+            min_group_size=place.peers,
             min_matchmaking_time=10.0,
             request_timeout=8.0,
             allreduce_timeout=280.0,
             next_chunk_timeout=20.0,
+            bandwidth=None if place.mbit is None else place.mbit * 1e6,
             compression=SizeAdaptiveCompression(
                 2**16, less=Float16Compression(), greater_equal=BlockwiseQuantization()
             ),
         )
 
     def round(self, _: int, __: int) -> Outcome:
-        """Average with the three others."""
+        """Average with the others."""
         named = {os.getpid(): "peer", self.dht.pid: "dht", self.averager.pid: "averager"}
         before, started = cpu_of(named), time.monotonic()
         members = self.averager.step(weight=1.0, timeout=60.0)
-        if members is None or len(members) != PEERS:
+        if members is None or len(members) != self._peers:
             raise TTError("hivemind's round failed")
         began, ended = self.averager.began.value, self.averager.ended.value
         cpu = {name: spent - before.get(name, 0.0) for name, spent in cpu_of(named).items()}
@@ -226,8 +254,8 @@ class HivemindPeer:
 class TcpPeer:
     """Plain sockets."""
 
-    def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
-        self.exchange = Exchange(host)
+    def __init__(self, place: Place):
+        self.exchange = Exchange(place.host)
         self.address, self.connect = self.exchange.address, self.exchange.connect
 
     def round(self, _: int, pair_bytes: int) -> Outcome:
@@ -241,14 +269,14 @@ class TcpPeer:
 MAKE: dict[str, Callable[..., Any]] = {"ours": OurPeer, "tcp": TcpPeer, "hivemind": HivemindPeer}
 
 
-def serve(kind: str, connection: Any, *about: Any) -> None:
+def serve(kind: str, connection: Any, place: Place) -> None:
     """In a host: start one peer, then do what the bench says until it is gone."""
     die_with_parent()
     torch.set_num_threads(1)
     if not os.environ.get("TT_BENCH_LOG"):
         logging.disable(logging.WARNING)
     try:
-        peer = MAKE[kind](*about)
+        peer = MAKE[kind](place)
         connection.send(peer.address)
         while True:
             method, arguments = connection.recv()
@@ -264,19 +292,20 @@ def serve(kind: str, connection: Any, *about: Any) -> None:
 
 
 class Group:
-    """The peers of one kind, one on each host."""
+    """The peers of one kind, one on each host. mbit: of each link, for hivemind's. part: see `shapes`."""
 
-    def __init__(self, kind: str, hosts: Sequence[Host], folder: Path):
+    def __init__(self, kind: str, hosts: Sequence[Host], folder: Path, mbit: Sequence[float] = (), part: int = 1):
         self.kind, self.connections = kind, []
         addresses: list[str] = []
         context = multiprocessing.get_context("fork")
         for number, host in enumerate(hosts):
             mine, theirs = context.Pipe()
             home = folder / f"{kind}-{number}"
-            home.mkdir()
-            about = (kind, theirs, number, host.address, home, addresses[:1])
+            home.mkdir(parents=True)
+            rate = mbit[number] if mbit else None
+            place = Place(number, len(hosts), host.address, rate, home, addresses[:1], part)
             with host.entered():
-                context.Process(target=serve, args=about, daemon=False).start()
+                context.Process(target=serve, args=(kind, theirs, place), daemon=False).start()
             theirs.close()
             self.connections.append(mine)
             if number == 0:
@@ -411,12 +440,33 @@ def bench(rates: dict[int, int], kinds: Sequence[str], folder: Path) -> dict[str
     return found
 
 
+def uneven(part: int, rounds: int, kinds: Iterable[str], folder: Path) -> dict[str, Any]:
+    """Rounds over unlike lines. part: see `shapes`."""
+    bound = 8 * encoded_bytes(bench_run(), part) / (min(UNEVEN) * 1e6)
+    found: dict[str, Any] = {"uneven_mbit": UNEVEN, "uneven_bound_s": round(bound, 2)}
+    with Network(hosts=len(UNEVEN), congestion=congestion_control()) as network:
+        for host, mbit in zip(network.hosts, UNEVEN, strict=True):
+            network.limit(mbit, host)
+        groups = {kind: Group(kind, network.hosts, folder, UNEVEN, part) for kind in kinds}
+        measured: dict[str, list[float]] = {kind: [] for kind in groups}
+        for number in range(LEARNING + rounds):
+            for kind, group in groups.items():
+                measured[kind].append(measure_round(group, network, number, 0).seconds)
+    for kind, seconds in measured.items():
+        name = "uneven" if kind == "ours" else f"{kind}_uneven"
+        found[f"{name}_each_s"] = [round(one, 2) for one in seconds]
+        found[f"{name}_first_over_bound"] = round(seconds[0] / bound, 3)
+        found[f"{name}_over_bound"] = median(one / bound for one in seconds[LEARNING:])
+    return found
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument(
         "--mbit", type=int, nargs="+", metavar="N", help="links of these rates instead of 100, 20, 1000"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each kind at each rate, after the first one")
+    parser.add_argument("--uneven", action="store_true", help="three links of 100 Mbit/s and one of 10")
     parser.add_argument("--only", nargs="+", choices=NAMES, help="leave the others out")
 
 
@@ -426,4 +476,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.rounds:
         rates = dict.fromkeys(rates, args.rounds)
     with tempfile.TemporaryDirectory(prefix="bench-round-") as scratch:
+        if args.uneven:
+            rounds, part = args.rounds or (1 if args.quick else 4), 8 if args.quick else 1
+            kinds = [kind for kind in args.only or ("ours", "hivemind")[: 1 if args.quick else 2] if kind != "tcp"]
+            return uneven(part, rounds, kinds, Path(scratch))
         return bench(rates, args.only or [*NAMES][: 2 if args.quick else None], Path(scratch))

@@ -63,7 +63,7 @@ def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
     with torch.device("meta"):
         model = Dalle(DalleConfig.from_run(run))
     rules = RoundRules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
-    parts, sender = rules.layout.parts(1), signer(0)
+    parts, sender = rules.layout.parts((1,)), signer(0)
     name, weight, spread = RoundName(run.identity, "5_abc", b"group"), 8.0, 0.01
     first = parts[0]
     sent = rules.codec.of(first.large).encode(torch.full((first.elements,), 0.01))
@@ -74,7 +74,7 @@ def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
     right = average_part(rules.codec, rules.aggregation, [contribution], first.elements, first.large)
     outputs = (part_hash(right.encoded) if honest else bytes(HASH_BYTES), *(bytes(HASH_BYTES) for _ in parts[1:]))
     digest = hashlib.sha256(inputs).digest()
-    commitment = Commitment(name, reducer.peer_id, 1, 0, 0, digest, outputs).sign(reducer)
+    commitment = Commitment(name, reducer.peer_id, (1,), 0, 0, digest, outputs).sign(reducer)
     return Accusation(commitment, inputs, 0, (sent,)).pack()
 
 

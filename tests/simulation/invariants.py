@@ -160,7 +160,7 @@ class Watch:
             if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
                 raise Violation(f"validity: an average of {machine.number} holds more than a mean does")
             counted = shares > EXACT / 4
-            idle = (weights[list(members.values())] == 0.0).sum()
+            idle = sum(weights[number] == 0.0 or self.machines[number].idle for number in members.values())
             if len(members) >= FEWEST and 2 * (counted.sum() + idle) <= len(members):
                 words = f"validity: {machine.number} counted {counted.sum()} of {len(members)} members"
                 self._few[machine.state.epoch, machine.state.digest] = words

@@ -24,6 +24,7 @@ from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 
 SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
 EXPIRATION = 20.0
@@ -71,16 +72,28 @@ def run_of(members: int, aggregation: str) -> RunConfig:
     )
 
 
+class Line(BandwidthLimiter):
+    """A line that says what it carries. upload: kbit/s."""
+
+    upload = 0
+
+    def __init__(self, upload: int):
+        super().__init__()
+        self.upload = upload
+
+
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    pace: seconds of a micro-batch. stops: see `Process`. skew: see `VirtualClock`.
+    pace: seconds of a micro-batch. idle: it computes none. line: of its network. stops: see `Process`. skew: see
+    `VirtualClock`.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
         self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
+        self._line, self.idle = ways.get("line"), ways.get("idle", False)
         self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
@@ -120,7 +133,7 @@ class Machine:
         known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
         while self.starts > 1 and not self.network.reaches(self.number):
             await asyncio.sleep(JOIN_SECONDS)
-        access = NetworkAccess(dht, identity, None, known, self.clock, SimulatedAverager)
+        access = NetworkAccess(dht, identity, self._line, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
         self.collaboration = Collaboration(
             self.run, access, self.state, about, functools.partial(self._hear, node.process), orders
@@ -133,7 +146,10 @@ class Machine:
             collaboration.synchronise()
             while not self.process.dead:
                 self.clock.sleep(self._pace)
-                collaboration.step(gradients, SAMPLES, loss, {})
+                if self.idle:
+                    collaboration.stand_by()
+                else:
+                    collaboration.step(gradients, SAMPLES, loss, {})
         except Exception as error:
             self.error = error
 

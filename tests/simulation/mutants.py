@@ -46,6 +46,17 @@ MUTANTS = {
     "commit: few senders are enough": Mutant(
         "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"
     ),
+    "shares: each cuts by what it thinks of its own line": Mutant(
+        "averager",
+        "shares=shares_of([joins[peer].upload for peer in reducers], len(members)),",
+        "shares=shares_of([joins[peer].upload * (peer != self.peer_id) for peer in reducers], len(members)),",
+        "calm",
+    ),
+    "claims: who owes a round counts for nobody": Mutant(
+        "records.claim_limits",
+        "owing = self._owing if mine is not None and mine.samples_per_second else",
+        "owing = self._owing or",
+    ),
     "quorum: a plan of the minority": Mutant(
         "allreduce.round_plan", "return self._are_enough(self.members)", "return True", "partition"
     ),

@@ -25,6 +25,7 @@ import torch
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
 from simulation.machine import EXPIRATION, Machine, run_of
+from simulation.machine import Line as ClaimedLine
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, VirtualLoop
 
@@ -32,6 +33,8 @@ FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halv
 STEPS_AFTER = 2  # that all make when the faults are over
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.5
+UNEVEN = 0.5  # of the schedules have lines that differ, and half of these somebody without samples
+UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
 
@@ -226,6 +229,11 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     machines: list[Machine] = []
     watch = Watch(machines, scenario.aggregation == "mean")
     ways: list[dict[str, Any]] = [{"pace": entropy.uniform(0.3, 0.6)} for _ in range(schedule.members)]
+    lines = random.Random(f"lines {schedule.seed}")
+    if lines.random() < UNEVEN:
+        for each in ways:
+            each["line"] = ClaimedLine(lines.choice(UPLOADS))
+        ways[-1]["idle"] = schedule.members > 2 and lines.random() < UNEVEN
     for number, _ in schedule.about("client"):
         ways[number]["client"] = True
     if scenario.seconds > 2 * EXPIRATION:

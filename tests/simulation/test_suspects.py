@@ -52,7 +52,7 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
 
 def joins_of(members: int) -> dict[PeerID, SignedJoin]:
     """What so many members that accept connections say."""
-    join = SignedJoin("run", "0_00", "leader", 0.0, True, "")
+    join = SignedJoin("run", "0_00", "leader", 0.0, True, 0, "")
     return {PeerID.from_base58(key_of(number).peer_id): join for number in range(members)}
 
 
@@ -67,7 +67,7 @@ def test_of_more_members_than_may_reduce_the_first_reduce() -> None:
         await averager._contribute(Contribution(8, 8.0))
         allreduce = averager._begin(b"group", joins_of(300), 8.0).allreduce
         assert len(allreduce.members) == 300 and allreduce.reducers == allreduce.members[:MAX_REDUCERS]
-        signed = Commitment(allreduce.name, str(allreduce.me), len(allreduce.reducers), 255, 300, bytes(32), ())
+        signed = Commitment(allreduce.name, str(allreduce.me), allreduce.group.shares, 63, 300, bytes(32), ())
         assert Commitment.read(signed.sign(averager.signer), averager.signer.opened) == signed
 
     with_averager(check)
@@ -88,7 +88,7 @@ def test_all_who_say_that_they_listen_reduce() -> None:
 def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
     async def check(averager: Averager) -> None:
         other, me, now = key_of(1).peer_id, str(averager.peer_id), averager.clock.dht_time()
-        usual = SignedJoin(averager._run.identity, "0_00", me, now, True, "")
+        usual = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, "")
         changes = ({"time": now - 600.0}, {"time": now + 600.0}, {"state_key": "1_00"}, {"leader": other}, {"run": "r"})
         await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), me, 2))
         averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
@@ -137,7 +137,7 @@ def test_a_round_signs_nothing_of_an_average_that_is_fetched_meanwhile() -> None
         commit = averager._begin(b"group", joins_of(3), 8.0)
         abandoned = asyncio.create_task(commit.allreduce.run())
         await asyncio.sleep(0)  # it has opened the store, and nothing is averaged yet
-        fetched = averager.store.open(averager.store.layout.parts(1))
+        fetched = averager.store.open((1,))
         encoded = averager.store.get(0)
         averager.store.put(0, encoded, fetched)
         with pytest.raises(ExceptionGroup) as ended:

@@ -70,9 +70,14 @@ class Outcome:
 
 
 class Member:
-    """One honest member. Subclasses misbehave. cut: method → whose calls of it get lost."""
+    """One honest member. Subclasses misbehave. cut: method → whose calls of it get lost.
+
+    shares: of all reducers, equal ones without. weight: its samples, where they are not those of its number.
+    """
 
     client = False
+    shares: tuple[int, ...] = ()
+    weight: float | None = None
     cut: Mapping[str, Container[PeerID]] = {}
     layout = LAYOUT
     allreduce_type: type[AllReduce] = AllReduce
@@ -94,18 +99,20 @@ class Member:
         self.store, local = AverageBuffer(self.layout, CODEC), GradientBuffer(self.layout, CODEC)
         for name, gradient in self.gradients().items():
             local.encode(name, gradient)
+        reducers = [peer for peer in members if not self.everybody[peer].client]
         group = RoundGroup(
             name=NAME,
             me=self.peer,
             members=members,
-            reducers=[peer for peer in members if not self.everybody[peer].client],
+            reducers=reducers,
+            shares=self.shares or (1,) * len(reducers),
             stub_of=self.stub,
             traffic=torch.zeros(2, dtype=torch.int64),
             patience=self.patience,
             longest=self.longest / SENDING,
             limits={peer: self.allowed.get(peer, 100.0) for peer in map(str, members)},
         )
-        weight = WEIGHTS[self.number]
+        weight = WEIGHTS[self.number] if self.weight is None else self.weight
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, self.aggregation)
         self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
         self.commit._asks_until = self.commit._ends = time.monotonic() + 1000.0

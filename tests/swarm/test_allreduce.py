@@ -17,7 +17,7 @@ from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, O
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import read_status
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, RoundRules, verify
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
@@ -59,6 +59,87 @@ def test_all_members_hold_the_same_bytes_and_they_are_the_average(kinds: list[ty
     reducers = len(outcomes[0].allreduce.reducers)
     senders = len(members)
     assert sent == received == 2 * encoded * (senders - reducers + (reducers - 1))
+
+
+@pytest.mark.parametrize("shares", [(2, 1, 1), (1, 0, 3), (0, 0, 1)])
+def test_reducers_have_their_shares_and_the_average_is_the_same(shares: tuple[int, ...]) -> None:
+    members = [Member(number) for number in range(3)]
+    for member in members:
+        member.shares = shares
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert error(outcomes[0], members) < 0.02
+    encoded = GradientBuffer(LAYOUT, CODEC).nbytes
+    for outcome, share in zip(outcomes, shares, strict=True):
+        sent = int(outcome.allreduce.traffic[0]) / encoded
+        assert sent == pytest.approx(1 + share / sum(shares), abs=0.02), "its gradient, and its averages for all"
+
+
+def test_who_reduces_nothing_costs_nothing_when_it_dies() -> None:
+    members = [Member(0), Member(1), Dead(2)]
+    for member in members:
+        member.shares = (1, 1, 0)
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert outcomes[0].allreduce.gone() == {str(PEERS[2])}
+    assert error(outcomes[0], members[:2]) < 0.02
+
+
+class Idle(Member):
+    """Has no samples."""
+
+    weight = 0.0
+
+
+def test_who_has_no_samples_sends_none_and_reduces_as_the_others() -> None:
+    members = [Member(0), Member(1), Idle(2), Member(3)]
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert error(outcomes[0], [member for member in members if member.number != 2]) < 0.02
+    assert [outcome.allreduce.used for outcome in outcomes] == [4] * 4
+    assert all(not outcome.allreduce.reducer.failed and not outcome.commit.dropped for outcome in outcomes)
+    encoded, sent = GradientBuffer(LAYOUT, CODEC).nbytes, [int(outcome.allreduce.traffic[0]) for outcome in outcomes]
+    assert sent[2] == pytest.approx(0.75 * encoded, rel=0.02) and sent[0] == pytest.approx(1.5 * encoded, rel=0.02)
+
+
+def test_a_round_in_which_nobody_has_samples_is_all_zeros() -> None:
+    outcomes = run_round(Idle(0), Idle(1), Idle(2))
+    assert_whole(outcomes)
+    assert not outcomes[0].average.any()
+
+
+class SendsWithoutWeight(Member):
+    """Signs that it has no samples, and sends parts."""
+
+    class Sending(AllReduce):
+        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            self.weight = 1.0
+            async for message in super()._outgoing(indexes):
+                message.weight = 0.0
+                yield message
+
+    weight, allreduce_type = 0.0, Sending
+
+
+class SendsNothing(Member):
+    """Signs for samples and for no parts."""
+
+    class Signing(AllReduce):
+        async def _opening(self, reducer: PeerID) -> Opening:
+            return replace(await super()._opening(reducer), hashes=())
+
+    allreduce_type = Signing
+
+
+@pytest.mark.parametrize("kind", [SendsWithoutWeight, SendsNothing])
+def test_samples_and_parts_come_together_or_not_at_all(kind: type[Member]) -> None:
+    members = [Member(0), Member(1), kind(2)]
+    for member in members:
+        member.shares = (1, 1, 0)
+    outcomes = run_round(*members)
+    assert_whole(outcomes[:2])
+    assert error(outcomes[0], members[:2]) < 0.02
+    assert outcomes[0].allreduce.rejected.keys() == {str(PEERS[2])}
 
 
 def test_the_same_contributions_give_the_same_bytes_in_any_order_of_arrival() -> None:
@@ -392,7 +473,7 @@ def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
 
 def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
-    parts = LAYOUT.parts(1)
+    parts = LAYOUT.parts((1,))
     return Reducer(
         CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", dict.fromkeys(names, 100.0), lambda *_: None
     ), names

@@ -202,6 +202,30 @@ def test_two_unlike_commitments_to_one_round_are_a_proof_and_nothing_less_is() -
             verify(wrong, RULES)
 
 
+def test_who_has_no_samples_keeps_nobody_from_being_proven_guilty_or_honest() -> None:
+    class Idle(Member):
+        weight = 0.0
+
+    class Lying(Liar):
+        pass
+
+    outcomes = run_round(Member(0), Member(1), Idle(2), Member(3))
+    assert not audited(outcomes, 1, 0).proven and not audited(outcomes, 1, 0).doubts
+    made = audited(run_round(Member(0), Idle(1), Lying(2), Member(3)), 2, 0)
+    assert made.guilty == str(PEERS[2]) and verify(Accusation.read(made.proven), RULES) == str(PEERS[2])
+
+
+def test_shares_of_nobody_are_no_commitment() -> None:
+    mine = Commitment.read(commitments(honest_round()[0])[str(PEERS[1])])
+    unlike = replace(mine, shares=(2, 1, 1, 1))
+    assert unsigned_by(honest_round()[0].allreduce, {str(PEERS[1]): unlike.sign(SIGNERS[1])}, {}).keys() >= {
+        str(PEERS[1])
+    }
+    for shares in ((), (1, 0, 1), (1,) * 65):
+        with pytest.raises(NotProven):
+            replace(mine, shares=shares)
+
+
 def test_an_honest_reducer_is_not_proven_guilty_by_its_own_words() -> None:
     outcomes = honest_round()
     allreduce = outcomes[1].allreduce

@@ -264,7 +264,7 @@ def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
     for name, value in values.items():
         buffer.encode(name, value)
     exact = float(torch.cat([*values.values()]).double().square().mean().sqrt())
-    assert clipping.spread(buffer, layout.parts(1)) == pytest.approx(exact, rel=0.02)
+    assert clipping.spread(buffer, layout.parts((1,))) == pytest.approx(exact, rel=0.02)
 
 
 def test_two_members_and_mean_runs_take_the_mean() -> None:

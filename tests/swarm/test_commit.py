@@ -241,7 +241,9 @@ def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged:
 
 
 @pytest.mark.parametrize(
-    "header", [7, [0, b""], [MAX_REDUCERS + 1, b""], [2.5, b""], [2, b"short"], [2, "words"], [-1, b""]], ids=str
+    "header",
+    [7, [[], b""], [[1] * (MAX_REDUCERS + 1), b""], [2, b""], [[1, 1], b"short"], [[1, 1], "words"], [[-1, 2], b""]],
+    ids=["number", "none", "many", "count", "short", "words", "negative"],
 )
 def test_a_header_that_cannot_be_is_refused(header: object) -> None:
     with pytest.raises(ValueError):

@@ -59,7 +59,7 @@ NOTICE = sign(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), ""
 SIGNED = Signer(SIGNER._private_key)
 OPENING = Opening(RoundName(RUN.identity, "5_ab", b"group"), PEER, PEER, 4.0, 0.1, (bytes(32),))
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
-JOIN = SignedJoin(RUN.identity, "5_ab", PEER, 900.0, True, PASS)
+JOIN = SignedJoin(RUN.identity, "5_ab", PEER, 900.0, True, 8000, PASS)
 STORE = AverageBuffer(LAYOUT, CODEC)
 PART = 4096
 ENCODED = {large: CODEC.of(large).encode(torch.linspace(-1, 1, PART)) for large in (True, False)}
@@ -101,7 +101,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "average": (
         lambda data: part_fetch._read_header(message(data), STORE),
         (ValueError,),
-        wire.AVERAGE_HEADER.pack((2, bytes(16 * len(LAYOUT.parts(2))))),
+        wire.AVERAGE_HEADER.pack(((1, 1), bytes(16 * len(LAYOUT.parts((1, 1)))))),
     ),
     "opening that was signed": (Opening.read, (NotProven,), OPENING.sign(SIGNED)),
     "inputs": (Inputs.read, (NotProven,), Inputs((b"opening",), (1,)).pack()),

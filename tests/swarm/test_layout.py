@@ -31,7 +31,7 @@ def layout(sizes: list[int]) -> Partition:
 def test_parts_follow_each_other_over_the_whole_buffer(sizes: list[int], reducers: int) -> None:
     made = layout(sizes)
     position, reducer = 0, 0
-    for part in made.parts(reducers):
+    for part in made.parts((1,) * reducers):
         assert part.start == position and 0 < part.elements <= PART_ELEMENTS + BLOCK
         assert part.large == (part.stop <= made.boundary)
         assert part.reducer >= reducer
@@ -61,7 +61,7 @@ def test_a_buffer_gives_back_what_was_encoded_whole_and_in_slices(compression: s
     gradients = {name: normal(index, *shape) for index, (name, shape) in enumerate(shapes.items())}
     for name, gradient in gradients.items():
         buffer.encode(name, gradient * 3, 3.0)
-    for part in made.parts(3):
+    for part in made.parts((1,) * 3):
         encoded = buffer.read(part.start, part.stop)
         message = codec.message(encoded, part.elements, part.large)
         again.write(part.start, part.stop, codec.read_part(message, part.elements, part.large))
@@ -77,22 +77,36 @@ def test_a_buffer_gives_back_what_was_encoded_whole_and_in_slices(compression: s
             assert float((found.view(-1) - whole).abs().max()) < 1e-5
 
 
+@given(SIZES, st.lists(st.integers(0, 2**20), min_size=1, max_size=8).filter(any))
+@settings(max_examples=60, deadline=None)
+def test_each_reducer_has_its_share_and_none_has_none(sizes: list[int], shares: list[int]) -> None:
+    made, sent = layout(sizes), [0] * len(shares)
+    position = 0
+    for part in made.parts(shares):
+        assert part.start == position
+        position = part.stop
+        sent[part.reducer] += part.elements * (1 if part.large else 2)
+    assert position == made.size
+    for share, count in zip(shares, sent, strict=True):
+        assert (count == 0) if share == 0 else abs(count - sum(sent) * share / sum(shares)) <= 2 * BLOCK
+
+
 def test_shares_are_equal_to_within_a_block() -> None:
     made = layout([32_000_000, 500, 700])
     shares = [0] * 4
-    for part in made.parts(4):
+    for part in made.parts((1,) * 4):
         shares[part.reducer] += part.elements * (1 if part.large else 2)
     assert max(shares) - min(shares) <= 2 * BLOCK
 
 
 def test_more_reducers_than_blocks() -> None:
     made = layout([1000])
-    parts = made.parts(8)
+    parts = made.parts((1,) * 8)
     assert sum(part.elements for part in parts) == made.size
     assert len(parts) <= 4
 
 
-@pytest.mark.parametrize("reducers", [0, -1, MAX_REDUCERS + 1])
-def test_a_group_needs_a_reducer_and_has_no_thousands(reducers: int) -> None:
-    with pytest.raises(ValueError, match="reducers"):
-        layout([1000]).parts(reducers)
+@pytest.mark.parametrize("shares", [(), (0, 0), (3, -1), (1,) * (MAX_REDUCERS + 1)])
+def test_a_group_needs_a_reducer_and_has_no_thousands(shares: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="reducers|shares"):
+        layout([1000]).parts(shares)

@@ -92,6 +92,20 @@ def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(
     assert not accounts._owing, "who has gone is forgotten"
 
 
+def test_who_computes_nothing_itself_counts_those_who_owe_it_a_round(
+    accounts: ClaimLimits, clock: SteppedClock
+) -> None:
+    """Else it would never come to the round of the only one that computes."""
+    me, other = record("me", samples_per_second=0.0), record("b", samples=8, samples_per_second=4.0, micro_batch=4)
+    accounts.bounded([me, other], "me")
+    accounts.met(["me"])
+    clock.now += 10
+    assert samples(accounts.bounded([me, other], "me"))["b"] == 8
+    busy = record("me", samples_per_second=4.0)
+    accounts.met(["me"])
+    assert samples(accounts.bounded([busy, other], "me"))["b"] == 0
+
+
 def test_who_claims_nothing_owes_nothing(accounts: ClaimLimits, clock: SteppedClock) -> None:
     """As who has just begun, or is at another step."""
     others = [record("idle", samples=0), record("late", epoch=4, samples=8)]

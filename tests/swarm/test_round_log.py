@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.made import record
 
-from tt_cli.supervisor.events import Event, Log, Phase, Round, Step, Trouble
+from tt_cli.supervisor.events import Choice, Event, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.participants.stragglers import Straggler
 from tt_cli.swarm.records.publisher import SwarmState
@@ -41,6 +41,16 @@ def troubles(told: list[Event]) -> list[Trouble]:
 def words_of(told: list[Event]) -> str:
     (event,) = [event for event in told if isinstance(event, Round)]
     return event.words
+
+
+def test_the_share_that_a_peer_reduces_is_told_with_its_reason_when_it_changes() -> None:
+    tell, told = teller("ben")
+    for share, upload in ((0.25, 0), (None, 9_000), (0.25, 10_400), (0.27, 11_000), (0.0, 9_000), (0.0, 9_000)):
+        tell.reduced(share, upload)
+    assert [(event.value, event.reason.split(",")[0]) for event in told if isinstance(event, Choice)] == [
+        ("25%", "this line sends about 10.4 Mbit/s"),
+        ("0%", "this line sends about 9.0 Mbit/s"),
+    ]
 
 
 def test_a_step_says_with_whom() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -19,12 +20,15 @@ from tt_cli.swarm.network import bandwidth
 from tt_cli.swarm.network.bandwidth import (
     ACKNOWLEDGED,
     CATCH_UP_SECONDS,
+    LOOK_SECONDS,
     OVERHEAD,
     BandwidthLimiter,
     PacedReader,
     PacedWriter,
     TokenBucket,
+    UploadMeter,
 )
+from tt_cli.swarm.network.tcp_counters import acknowledged_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +107,84 @@ def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
     assert words(None) == words(100 * MBIT) == ""
     assert "a round may take this peer 430 s" in words(5 * MBIT) and "allow 35.7 Mbit/s each way" in words(5 * MBIT)
     assert words(36.0 * MBIT) == ""
+
+
+class Wire:
+    """A line of 10 Mbit/s whose kernel tells what arrived: of one connection, then of a second one too."""
+
+    def __init__(self, clock: Clock):
+        self._clock, self._began, self.rate = clock, clock.now, 10 * MBIT
+
+    def __call__(self) -> dict[int, int]:
+        sent = int((self._clock.now - self._began) * self.rate / 8)
+        return {1: sent // 2, 2: sent - sent // 2} if self._clock.now < self._began + 20 else {3: sent}
+
+
+def looked(meter: UploadMeter, clock: Clock, seconds: float) -> None:
+    for _ in range(round(seconds / LOOK_SECONDS)):
+        clock.now += LOOK_SECONDS
+        meter.look()
+
+
+def test_the_upload_is_what_arrived_in_the_best_second_of_the_last_rounds(clock: Clock) -> None:
+    clock.now = 100.0
+    wire = Wire(clock)
+    meter = UploadMeter(wire, clock.monotonic)
+    line = BandwidthLimiter(meter=meter)
+    assert meter.rate == line.upload == 0
+    meter.begin()
+    looked(meter, clock, 0.75)
+    assert meter.rate == 0, "less than a second says nothing"
+    looked(meter, clock, 2.0)
+    assert meter.rate == pytest.approx(10 * MBIT, rel=1e-4) and line.upload == pytest.approx(10_000, rel=1e-3)
+    assert BandwidthLimiter(4 * MBIT, meter=meter).upload == 4_000
+    for expected in (10, 10, 10, 10, 1):  # a round that was slower counts when the faster ones are long ago
+        wire.rate, wire._began = 1 * MBIT, clock.now
+        meter.begin()
+        looked(meter, clock, 2.0)
+        assert meter.rate == pytest.approx(expected * MBIT, rel=1e-4)
+
+
+def test_a_cap_counts_until_something_was_measured() -> None:
+    assert BandwidthLimiter(4 * MBIT).upload == 4_000 and BandwidthLimiter().upload == 0
+
+
+def test_a_slow_line_waits_for_itself_when_it_was_measured(clock: Clock) -> None:
+    clock.now = 100.0
+    meter = UploadMeter(Wire(clock), clock.monotonic)
+    meter.begin()
+    looked(meter, clock, 2.0)
+    line = BandwidthLimiter(meter=meter)
+
+    async def sent(slow: bool) -> float:
+        line.begin(slow)
+        started = clock.now
+        for number in range(40):
+            if number == 10:  # the first ones went as fast as they could
+                assert clock.now == started
+                clock.now += bandwidth.FREE_SECONDS
+            await line.send(2**18)
+        line.end()
+        return clock.now - started
+
+    assert asyncio.run(sent(slow=False)) == bandwidth.FREE_SECONDS
+    whole = 40 * 2**18 * OVERHEAD * 8 / (bandwidth.PACE * meter.rate)
+    assert asyncio.run(sent(slow=True)) == pytest.approx(whole, rel=0.02), "also for what went at once"
+
+
+def test_the_kernel_tells_what_arrived() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            sender.sendall(bytes(100_000))
+            received = 0
+            while received < 100_000:
+                received += len(receiver.recv(2**16))
+            inode = os.fstat(sender.fileno()).st_ino
+            while acknowledged_bytes(os.getpid())[inode] < 100_000:
+                pass  # the last acknowledgement is on its way
+            assert acknowledged_bytes(os.getpid())[os.fstat(receiver.fileno()).st_ino] == 0
+    assert inode not in acknowledged_bytes(os.getpid()) and inode not in acknowledged_bytes(2**22 + 1)
 
 
 def test_bytes_arrive_as_they_were_sent() -> None:

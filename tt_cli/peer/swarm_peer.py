@@ -24,9 +24,10 @@ from tt_cli.swarm.compression.codec import codec_of, self_test
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter, UploadMeter
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, stop_dht
 from tt_cli.swarm.network.reachability import ListenOptions
+from tt_cli.swarm.network.tcp_counters import acknowledged_bytes
 from tt_cli.task.built_in_weights import start_from_built_in
 
 
@@ -73,7 +74,7 @@ class SwarmPeer:
         emit(Choice("weights", f"step {self.shared.epoch}", origin))
         self.identity = claim_identity(self.folder, role, opts.identity)
         self.about = About(role=role, user=opts.user, version=__version__)
-        self._line = BandwidthLimiter(opts.max_upload, opts.max_download)
+        self._caps = opts.max_upload, opts.max_download
 
     @contextmanager
     def taking_part(
@@ -93,10 +94,11 @@ class SwarmPeer:
         try:
             with daemon_watched(dht):
                 addresses = [] if client_mode else addresses_of(dht)
+                line = BandwidthLimiter(*self._caps, UploadMeter(partial(acknowledged_bytes, dht.pid)))
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
                 collaboration = collaboration_type(
                     run,
-                    NetworkAccess(dht, self.identity, self._line, initial_peers),
+                    NetworkAccess(dht, self.identity, line, initial_peers),
                     self.shared,
                     self.about,
                     self.emit,

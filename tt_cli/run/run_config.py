@@ -19,7 +19,7 @@ from tt_cli.run import sections
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class RunConfig(sections.Section):

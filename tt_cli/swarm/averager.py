@@ -51,6 +51,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     longest_search,
     member_in,
 )
+from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
@@ -138,6 +139,11 @@ class Averager(StateBridge, DecentralizedAverager):
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
         return self._line.too_slow(most, self._run.swarm.averaging_timeout)
 
+    @property
+    def upload(self) -> int:
+        """Kbit/s that this peer's line sends, 0 where it is not known."""
+        return self._line.upload
+
     def seek(self, plan: RoundPlan) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
@@ -149,7 +155,7 @@ class Averager(StateBridge, DecentralizedAverager):
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
-        join = SignedJoin(*group, now, not self.client_mode, self._membership.mine())
+        join = SignedJoin(*group, now, not self.client_mode, self.upload, self._membership.mine())
         return self.step(
             gather=join.sign(self.signer),  # for the leader, and through it for all members
             timeout=timeout,
@@ -160,11 +166,16 @@ class Averager(StateBridge, DecentralizedAverager):
         )
 
     def average(
-        self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
+        self,
+        control: StepControl,
+        contribution: Contribution,
+        overtaken: Callable[[], bool] = lambda: False,
+        begun: Callable[[], None] = lambda: None,
     ) -> RoundResult:
         """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
 
         overtaken: asked while the group is sought; True when the others have made the step: nobody would come to it.
+        begun: called when there is a group.
         """
         started = self.clock.monotonic()
         self._outer_pipe.send(("_contribute", [contribution], {}))
@@ -179,6 +190,8 @@ class Averager(StateBridge, DecentralizedAverager):
                 if overtaken():
                     control.cancel()
                     return RoundResult(overtaken=True)
+            if control.began_allreduce:
+                begun()
             return control.result(timeout=limit - self.clock.monotonic())
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
@@ -319,7 +332,9 @@ class Averager(StateBridge, DecentralizedAverager):
                 for old in list(self._rounds)[:-KEPT_GROUPS]:
                     del self._rounds[old]
                 self._begun.notify_all()
-            await commit.allreduce.run()
+            uploads = [join.upload for join in joins.values()]
+            async with self._line.measured(slow=joins[self.peer_id].upload < ALIKE * max(uploads)):
+                await commit.allreduce.run()
             transferred, received = loop_time(), self.store.received
             await commit.run()
         except FalseGroup as error:
@@ -339,13 +354,17 @@ class Averager(StateBridge, DecentralizedAverager):
         """The two phases of this member's round in the group of those who joined so. weight: its samples."""
         members = sorted(joins, key=PeerID.to_bytes)
         contribution: Contribution = self._contribution.result()
+        listening = [peer for peer in members if joins[peer].listens]
+        fastest = sorted(listening, key=lambda peer: -joins[peer].upload)[:MAX_REDUCERS]
+        reducers = [peer for peer in listening if peer in fastest]
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, joins[self.peer_id].state_key, group_id),
             me=self.peer_id,
             members=members,
-            reducers=[peer for peer in members if joins[peer].listens][:MAX_REDUCERS],
+            reducers=reducers,
+            shares=shares_of([joins[peer].upload for peer in reducers], len(members)),
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),

@@ -73,6 +73,7 @@ Rising = Annotated[tuple[Count, ...], AfterValidator(_rising)]
 PeerId = Annotated[str, Field(max_length=128)]
 Words = Annotated[str, Field(max_length=2**10)]
 Hashes = bytes  # of parts, one after the other
+Shares = tuple[Count, ...]  # of reducers
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 # ------------------------------------------------------------------ the state on its way to a newcomer
@@ -102,8 +103,8 @@ STATE_ANSWER = Form[Answer](
 PARTS_REQUEST = Form("request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16)
 """(group id, or the state key of a round that was committed; parts, None for all)"""
 
-AVERAGE_HEADER = Form("header of an average", tuple[Count, Hashes], (2, bytes(64)))
-"""(number of reducers, hashes of all parts)"""
+AVERAGE_HEADER = Form("header of an average", tuple[Shares, Hashes], ((1, 1), bytes(64)))
+"""(shares of the reducers, hashes of all parts)"""
 
 STATUS = Form(
     "status of a round",
@@ -133,11 +134,11 @@ ENVELOPE = Form(
 
 JOIN = Form(
     "join",
-    tuple[Literal["join"], str, str, str, Finite, bool, PassText],
-    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, "pass"),
+    tuple[Literal["join"], str, str, str, Finite, bool, Count, PassText],
+    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, "pass"),
     most=MOST_JOIN,
 )
-"""("join", run, state key, leader, DHT time, whether it listens, pass)"""
+"""("join", run, state key, leader, DHT time, whether it listens, upload in kbit/s, pass)"""
 
 OPENING = Form(
     "opening",
@@ -149,11 +150,11 @@ OPENING = Form(
 
 COMMITMENT = Form(
     "commitment",
-    tuple[Literal["averages"], str, str, bytes, int, int, int, bytes, Hashes],
-    ("averages", "run-1a2b3c4d", "5_ab", b"group", 2, 0, 3, bytes(32), bytes(32)),
+    tuple[Literal["averages"], str, str, bytes, Shares, int, int, bytes, Hashes],
+    ("averages", "run-1a2b3c4d", "5_ab", b"group", (1, 1), 0, 3, bytes(32), bytes(32)),
     most=2**23,
 )
-"""("averages", run, state key, group id, reducers, position, complete senders, hash of the inputs, hashes)"""
+"""("averages", run, state key, group id, reducers' shares, position, complete senders, hash of the inputs, hashes)"""
 
 INPUTS = Form("list of inputs", tuple[tuple[bytes, ...], tuple[Count, ...]], ((b"opening",), (1,)), most=2**25)
 """(openings, parts used of each)"""

@@ -76,7 +76,7 @@ class AllReduce:
         self.patience, self.longest = group.patience, SENDING * group.longest
         self.store, self.codec, self.weight = store, store.codec, weight
         self._local, self.signer, self._usual = local, signer, usual
-        self.parts = store.layout.parts(len(self.reducers))
+        self.parts = store.layout.parts(group.shares)
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
         for index, part in enumerate(self.parts):
             self._indexes[part.reducer].append(index)
@@ -105,9 +105,15 @@ class AllReduce:
         """The indexes of its parts, none for who is no reducer."""
         return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
 
+    @property
+    def share(self) -> float | None:
+        """The share of the average that this peer reduces; None for one that accepts no connections."""
+        shares = self.group.shares
+        return shares[self.reducers.index(self.me)] / sum(shares) if self.me in self.reducers else None
+
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
-        self.hashes = self.store.open(self.parts)
+        self.hashes = self.store.open(self.group.shares)
         self._spread = spread(self._local, self.parts)
         self.reducer.spreads[str(self.me)] = self._spread
         others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
@@ -136,12 +142,12 @@ class AllReduce:
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
         place, outputs = self.reducers.index(self.me), tuple(self.hashes[index] for index in self._own)
         digest = hashlib.sha256(self.inputs).digest()
-        commitment = Commitment(self.name, str(self.me), len(self.reducers), place, self.used, digest, outputs)
+        commitment = Commitment(self.name, str(self.me), self.group.shares, place, self.used, digest, outputs)
         self.commitment = commitment.sign(self.signer)
 
     def gone(self) -> set[str]:
-        """Members that seem to be away: they stopped sending, and did not answer if they are reducers."""
-        silent = self.failed.keys() | {str(member) for member in self.members if member not in self.reducers}
+        """Members that seem to be away: they stopped sending, and did not answer if they have parts to reduce."""
+        silent = self.failed.keys() | {str(member) for member in self.members if not self.parts_of(member)}
         return silent & self.reducer.failed.keys()
 
     def waits(self) -> dict[str, float]:
@@ -220,7 +226,7 @@ class AllReduce:
 
     async def _opening(self, reducer: PeerID) -> Opening:
         hashes = []
-        for index in self.parts_of(reducer):
+        for index in self.parts_of(reducer) if self.weight else ():
             hashes.append(input_hash(self.encoded(index)))
             await asyncio.sleep(0)  # let others in
         return Opening(self.name, str(self.me), str(reducer), float(self.weight), self._spread, tuple(hashes))
@@ -234,7 +240,10 @@ class AllReduce:
             yield message
 
     async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
-        for index in indexes:
+        """This peer's parts; without samples one message that has none."""
+        if not self.weight:
+            yield averaging_pb2.AveragingData(code=SENT, group_id=self.group_id)
+        for index in indexes if self.weight else ():
             part = self.parts[index]
             encoded = self.codec.message(self.encoded(index), part.elements, part.large)
             self.traffic[0] += len(encoded.buffer)
@@ -313,6 +322,9 @@ class AllReduce:
                     limit.reschedule(None)
                     self.traffic[1] += len(message.tensor_part.buffer)
                     opening = opening or self._read_opening(sender, message)
+                    if not opening.hashes:
+                        await self.reducer.skip(sender)
+                        break
                     await self.reducer.take(sender, message.tensor_part, message.weight, opening.hashes[place])
             if await anext(stream, None) is not None:  # the rest is not read: what it sent before counts
                 self.rejected[sender] = "sent more parts than it was asked for"
@@ -330,7 +342,7 @@ class AllReduce:
             raise MalformedPart(f"parts without a signature ({error})") from error
         if (opening.name, opening.sender, opening.reducer) != (self.name, sender, str(self.me)):
             raise MalformedPart("parts signed for another round or by somebody else")
-        if len(opening.hashes) != len(self._own):
+        if len(opening.hashes) != (len(self._own) if opening.weight else 0):
             raise MalformedPart("a signature for another number of parts")
         if opening.weight != message.weight:
             raise MalformedPart("another weight than it signed")

@@ -18,19 +18,21 @@ KEPT_AVERAGES, WANTED_SECONDS = 2, 300.0
 class AverageBuffer:
     """The newest average. Made before the averager's process forks; `open` says to what it belongs from then on.
 
-    buffer: the encoded average, which both processes see. parts, hashes: how the round cut it, and the hash of each
-    part, MISSING where it is not there; known in the process that opened it.
+    buffer: the encoded average, which both processes see. shares, parts, hashes: those of the round's reducers, how it
+    cut the average, and the hash of each part, MISSING where it is not there; known in the process that opened it.
     """
 
     def __init__(self, layout: Partition, codec: GradientCodec):
         self.layout, self.codec = layout, codec
         self.buffer = GradientBuffer(layout, codec)
+        self.shares: tuple[int, ...] = ()
         self.parts: tuple[TensorPart, ...] = ()
         self.hashes: list[bytes] = []
 
-    def open(self, parts: tuple[TensorPart, ...]) -> list[bytes]:
-        """Forget what is in it. Returns the hashes of what comes now."""
-        self.parts, self.hashes = parts, [MISSING] * len(parts)
+    def open(self, shares: tuple[int, ...]) -> list[bytes]:
+        """Forget what is in it. Returns the hashes of what comes now. Raises ValueError as `Partition.parts`."""
+        parts = self.layout.parts(shares)
+        self.shares, self.parts, self.hashes = shares, parts, [MISSING] * len(parts)
         return self.hashes
 
     def put(self, index: int, encoded: bytes, hashes: list[bytes]) -> None:
@@ -80,7 +82,7 @@ class KeptAverages:
         if self._store.hashes is hashes:  # no other round has begun since
             self._kept[key] = average = AverageBuffer(self._store.layout, self._store.codec)
             average.buffer.load(self._store.buffer.dump())
-            average.parts, average.hashes = self._store.parts, list(hashes)
+            average.shares, average.parts, average.hashes = self._store.shares, self._store.parts, list(hashes)
             for old in list(self._kept)[:-KEPT_AVERAGES]:
                 del self._kept[old]
 

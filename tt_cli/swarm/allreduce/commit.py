@@ -365,8 +365,8 @@ class CommitProtocol:
 def signed_by(allreduce: AllReduce, position: int, envelope: bytes) -> Commitment:
     """Read the commitment of the reducer at this position to this round. Raises NotProven for anything else."""
     signed, reducer = Commitment.read(envelope, allreduce.signer.opened), str(allreduce.reducers[position])
-    place = (allreduce.name, reducer, len(allreduce.reducers), position)
-    if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
+    place = (allreduce.name, reducer, allreduce.group.shares, position)
+    if (signed.name, signed.reducer, signed.shares, signed.position) != place:
         raise NotProven("signed for another round or by somebody else")
     return signed
 

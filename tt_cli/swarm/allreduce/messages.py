@@ -95,8 +95,8 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 class SignedJoin:
     """A member's signed word to the leader of a group, for this group alone.
 
-    time: when it was signed (DHT time). listens: the member accepts connections, and so reduces. pass_text: its pass,
-    "" in an open run.
+    time: when it was signed (DHT time). listens: the member accepts connections, and so reduces. upload: kbit/s that
+    its line carries, 0 where it does not know. pass_text: its pass, "" in an open run.
     """
 
     run: str
@@ -104,6 +104,7 @@ class SignedJoin:
     leader: str
     time: float
     listens: bool
+    upload: int
     pass_text: str
 
     @property
@@ -149,7 +150,7 @@ class SignedMessage:
 class Opening(SignedMessage):
     """A sender's signed word to one reducer. weight: its samples. spread: root mean square of its whole gradient.
 
-    hashes: SHA-256 of each part that it sends there, in their order.
+    hashes: SHA-256 of each part that it sends there, in their order; of none without samples.
     """
 
     kind, form, hash_bytes = "opening", wire.OPENING, INPUT_BYTES
@@ -164,7 +165,7 @@ class Opening(SignedMessage):
 
 @dataclass(frozen=True)
 class Commitment(SignedMessage):
-    """A reducer's signed word about its averages. position of reducers: its place among them, which gives its parts.
+    """A reducer's signed word about its averages. shares: of all reducers; with its position they give its parts.
 
     complete: senders all of whose parts count. inputs: SHA-256 of the packed Inputs. outputs: hashes of its averages,
     as members compare them.
@@ -174,14 +175,14 @@ class Commitment(SignedMessage):
 
     name: RoundName
     reducer: str
-    reducers: int
+    shares: tuple[int, ...]
     position: int
     complete: int
     inputs: bytes
     outputs: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.position < self.reducers <= MAX_REDUCERS:
+        if not (0 <= self.position < len(self.shares) <= MAX_REDUCERS and self.shares[self.position]):
             raise NotProven("a commitment of no reducer")
 
     def contradicts(self, other: Commitment) -> bool:
@@ -275,7 +276,7 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
         return commitment.reducer
     if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
         raise NotProven("other inputs than the reducer signed")
-    own = [part for part in rules.layout.parts(commitment.reducers) if part.reducer == commitment.position]
+    own = [part for part in rules.layout.parts(commitment.shares) if part.reducer == commitment.position]
     if len(commitment.outputs) != len(own):
         return commitment.reducer
     if not 0 <= accusation.index < len(own):
@@ -290,7 +291,7 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
         raise NotProven("not all inputs")
     contributions = []
     for opening, used, encoded in zip(openings, inputs.used, accusation.parts, strict=True):
-        if used <= accusation.index:
+        if used <= accusation.index or not opening.hashes:
             continue
         if input_hash(encoded) != opening.hashes[accusation.index]:
             raise NotProven("another input than its sender signed")
@@ -313,7 +314,8 @@ def read_openings(inputs: Inputs, commitment: Commitment, opened: Opened) -> lis
         raise NotProven("senders out of order, or twice")
     for opening, used in zip(openings, inputs.used, strict=True):
         fits = opening.name == commitment.name and opening.reducer == commitment.reducer
-        if not fits or len(opening.hashes) != len(commitment.outputs) or used > len(opening.hashes):
+        sent = len(commitment.outputs) if opening.weight else 0
+        if not fits or len(opening.hashes) != sent or used > len(commitment.outputs):
             raise NotProven("an opening of another round or for another reducer")
         if not (math.isfinite(opening.weight) and opening.weight >= 0.0):
             raise NotProven("a weight that nobody may claim")

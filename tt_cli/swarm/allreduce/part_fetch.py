@@ -1,7 +1,7 @@
 """Parts of an average from a member that has them: asking, and answering.
 
 A request names the round by its group or by the state that it started from, and the parts, or None for all. The answer
-begins with the number of reducers, which gives the cut, and the hashes of all parts; then come the parts, as they
+begins with the shares of the reducers, which give the cut, and the hashes of all parts; then come the parts, as they
 travelled in the round. What does not fit its hash or is no part of this run is refused.
 """
 
@@ -20,7 +20,6 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 
 def request(key: bytes | str, parts: Iterable[int] | None) -> runtime_pb2.ExpertInfo:
@@ -33,8 +32,7 @@ async def answer(
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
     """The messages that a member sends. They end early when `holds` says that the store went on to another round."""
     hashes = store.hashes
-    reducers = 1 + max((part.reducer for part in store.parts), default=0)
-    yield wire.AVERAGE_HEADER.message((reducers, b"".join(hashes)))
+    yield wire.AVERAGE_HEADER.message((store.shares, b"".join(hashes)))
     for index in range(len(hashes)) if parts is None else parts:
         if not holds() or index >= len(hashes) or hashes[index] == MISSING:
             return
@@ -61,8 +59,8 @@ async def fetch_parts(
         with contextlib.suppress(StopAsyncIteration):
             header = await anext(stream)
             if wanted is None:
-                parts, hashes = _read_header(header, store)
-                held, wanted = store.open(parts), dict(enumerate(hashes))
+                shares, hashes = _read_header(header, store)
+                held, wanted = store.open(shares), dict(enumerate(hashes))
             for index in sorted(wanted):
                 encoded = (await anext(stream)).serialized_info
                 traffic[1] += len(encoded)
@@ -75,9 +73,8 @@ async def fetch_parts(
     return False
 
 
-def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[tuple[TensorPart, ...], list[bytes]]:
-    reducers, joined = wire.AVERAGE_HEADER.read(header)
-    parts = store.layout.parts(reducers)
-    if len(joined) != HASH_BYTES * len(parts):
+def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[tuple[int, ...], list[bytes]]:
+    shares, joined = wire.AVERAGE_HEADER.read(header)
+    if len(joined) != HASH_BYTES * len(store.layout.parts(shares)):
         raise ValueError("hashes of another cut")
-    return parts, [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+    return shares, [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]

@@ -90,6 +90,13 @@ class Reducer:
             self._changed.notify_all()
             await self._changed.wait_for(lambda: sender in self.failed or index < self.made + AHEAD)
 
+    async def skip(self, sender: str) -> None:
+        """Nothing comes of this sender, which has no samples, and all averages have what it gives."""
+        async with self._changed:
+            if sender not in self.failed:
+                self._counts[sender] = len(self.parts)
+            self._changed.notify_all()
+
     async def fail(self, sender: str, reason: str) -> None:
         """Nothing more comes from this sender: the others do not wait for it."""
         async with self._changed:
@@ -144,7 +151,8 @@ class Reducer:
 
     def _average(self, index: int) -> bytes:
         part = self.parts[index]
-        self._received[self._me] = {index: self._own.read(part.start, part.stop)}
+        if self.weights[self._me]:
+            self._received[self._me] = {index: self._own.read(part.start, part.stop)}
         contributions = [
             ReceivedPart(sender, received.pop(index), self.weights[sender], self.spreads.get(sender, 0.0))
             for sender, received in self._received.items()

@@ -25,7 +25,8 @@ class RoundResult:
     bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
     a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
-    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds.
+    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds. share: of the
+    average that this peer reduced; None where it could not be asked to.
     """
 
     complete: bool = False
@@ -44,6 +45,7 @@ class RoundResult:
     doubts: dict[str, str] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
     waited: dict[str, dict[str, float]] = field(default_factory=dict)
+    share: float | None = None
 
     @classmethod
     def alone(cls, peer_id: str, samples: int, loss: float) -> RoundResult:
@@ -88,6 +90,7 @@ def outcome_of(
         doubts=doubts,
         late=late_of(commit),
         waited=_waited_for(commit),
+        share=transfer.share,
     )
 
 

@@ -142,16 +142,18 @@ class Contribution:
 class RoundGroup:
     """The members of a round that has begun, and how one of them reaches the others.
 
-    members: in the order of their ids' bytes. reducers: those of them that accept connections, in the same order.
-    stub_of: peer id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to
-    wait for a sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of
-    all members in their order.
+    members: in the order of their ids' bytes. reducers: those of them that accept connections, in the same order, no
+    more than MAX_REDUCERS. shares: of the average that each of these reduces, as integers of their sum. stub_of: peer
+    id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to wait for a
+    sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
+    members in their order.
     """
 
     name: RoundName
     me: PeerID
     members: Sequence[PeerID]
     reducers: Sequence[PeerID]
+    shares: tuple[int, ...]
     stub_of: Callable[[PeerID], Any]
     traffic: torch.Tensor
     patience: float

@@ -132,7 +132,8 @@ class Audits(ServicerBase):
         for opening in openings:
             try:
                 sender = PeerID.from_base58(opening.sender)
-                parts.append(await ask(sender, index, opening.hashes[index]) if used[opening.sender] > index else b"")
+                counts = used[opening.sender] > index and opening.hashes
+                parts.append(await ask(sender, index, opening.hashes[index]) if counts else b"")
             except Exception as error:  # P2P errors of many types
                 logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
                 finding.doubts[opening.sender] = "did not show what it sent"

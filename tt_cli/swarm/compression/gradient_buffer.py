@@ -2,15 +2,15 @@
 
 - Large tensors come first, each from the beginning of a block on: no block of the 8-bit codec spans two tensors.
 - Small ones follow without gaps. They travel in 16 bits, a few hundred of them in one part.
-- Reducers get equal shares of the encoded bytes, to within a block; a share is cut into parts of nearly equal size.
+- Reducers get their shares of the encoded bytes, to within a block; a share is cut into parts of nearly equal size.
 - At rest the elements are encoded: the bytes that travel are slices of the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -18,7 +18,7 @@ from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.shared_memory import shared_bytes
 
 PART_ELEMENTS = 2**18  # in one message, and up to a block more
-MAX_REDUCERS, MAX_MEMBERS = 256, 1024  # of a group; listening members beyond that reduce nothing
+MAX_REDUCERS, MAX_MEMBERS = 64, 1024  # of a group; listening members beyond that reduce nothing
 PIECE = 2**20  # elements that are encoded or decoded at a time
 
 
@@ -61,12 +61,18 @@ class Partition:
                 position += shape.numel()
         self.size = position
 
-    def parts(self, reducers: int) -> tuple[TensorPart, ...]:
-        """The cut for a group with so many reducers, in the order of the buffer. Raises ValueError for none or many."""
-        if not 1 <= reducers <= MAX_REDUCERS:
-            raise ValueError(f"a group with {reducers} reducers: from 1 to {MAX_REDUCERS} there may be")
+    def parts(self, shares: Sequence[int]) -> tuple[TensorPart, ...]:
+        """The cut for reducers with these shares, each of their sum, in the order of the buffer.
+
+        Raises ValueError for none or many, and where nobody has a share.
+        """
+        if not 1 <= len(shares) <= MAX_REDUCERS:
+            raise ValueError(f"a group with {len(shares)} reducers: from 1 to {MAX_REDUCERS} there may be")
+        if min(shares) < 0 or not (whole := sum(shares)):
+            raise ValueError("shares of nothing")
         total = self.boundary + 2 * (self.size - self.boundary)  # bytes, but for the scales
-        bounds = [self._position(total * index // reducers) for index in range(reducers)] + [self.size]
+        ends = (end if end < whole else None for end in accumulate(shares))
+        bounds = [0, *(self.size if end is None else self._position(total * end // whole) for end in ends)]
         return tuple(
             TensorPart(first, last, large, reducer)
             for reducer, share in enumerate(pairwise(bounds))

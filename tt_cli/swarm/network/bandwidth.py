@@ -1,4 +1,4 @@
-"""A cap on what this peer sends and what it receives: every stream of the averager's process is paced.
+"""This peer's line: what it carries, and caps on what is sent and received: then all streams of the averager are paced.
 
 Notable:
 - parts, averages, fetched parts and chunks of states travel on libp2p streams of one process. The daemon's end of each
@@ -6,6 +6,12 @@ Notable:
 - a byte costs more than a byte on the line: headers, and acknowledgements in the other direction. Both are charged
   (`OVERHEAD`, `ACKNOWLEDGED`), so that the cap holds at the router;
 - no bursts: bytes go in small pieces, so that a game or a call on the same line does not wait behind a megabyte.
+
+- what it carries is measured in rounds: the most that the others' kernels acknowledged in a second (`UploadMeter`). No
+  buffer counts, and no line is tested. A round of less than a second says nothing, and needs no shares by bandwidth;
+- who has a slow line among the members keeps its own queue short: what is written ahead of the line stands before the
+  small messages for which the others wait to send on, and its averages would come a quarter later. The first seconds of
+  a round go as fast as they can, and are what is measured.
 
 The cap is true over a round or a download; within a second the daemon may read 256 KiB ahead for each open stream. The
 DHT's records, some kB/s, belong to another process: `RESERVED` is kept free for them.
@@ -16,15 +22,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import torch
 from hivemind.p2p import P2P
 
 OVERHEAD = 1.07  # 1,448 of 1,514 bytes of a frame are TCP's payload; the rest is TLS, libp2p, repeated segments
 ACKNOWLEDGED = 0.03  # an acknowledgement of 66 bytes for every second segment
 RESERVED = 20_000.0  # bits a second, at most a tenth of the cap
 PIECE = 2**15
+PACE, FREE_SECONDS = 0.92, 2.0  # of what a slow line carries; of a round, in which nothing waits for that
+LOOK_SECONDS, WINDOW_SECONDS, ROUNDS = 0.25, 1.0, 5  # at what was sent; in which that is counted; that count
 CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that is not saved
 
 
@@ -48,12 +59,97 @@ class TokenBucket:
         return count * OVERHEAD * self._seconds_per_byte
 
 
-class BandwidthLimiter:
-    """This peer's line. max_upload, max_download: bits a second, None without a cap. capped: whether one has any."""
+class UploadMeter:
+    """The upload that a line was seen to carry. acknowledged: connection → bytes that its other side's kernel has.
 
-    def __init__(self, max_upload: float | None = None, max_download: float | None = None):
-        self._up, self._down = (TokenBucket(math.inf if cap is None else cap) for cap in (max_upload, max_download))
+    rate: bits a second, in the best second of the last rounds; 0 before there was one. Made before the averager's
+    process forks: both sides see it.
+    """
+
+    def __init__(self, acknowledged: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic):
+        self._acknowledged, self._clock = acknowledged, clock
+        self._best: deque[float] = deque(maxlen=ROUNDS)
+        self._rate = torch.zeros(1, dtype=torch.float64).share_memory_()
+        self._before: Mapping[int, int] = {}
+        self._looks: deque[tuple[float, int]] = deque()  # when, and bytes until then
+
+    @property
+    def rate(self) -> float:
+        return float(self._rate)
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._before = self._acknowledged()
+        self._looks = deque([(self._clock(), 0)])
+        self._best.append(0.0)
+
+    async def watch(self) -> None:
+        """Look at all of a round, until it is cancelled."""
+        self.begin()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Look at what was sent in the last second."""
+        now, counts = self._clock(), self._acknowledged()
+        sent = sum(max(0, count - self._before.get(connection, 0)) for connection, count in counts.items())
+        self._looks.append((now, self._looks[-1][1] + sent))
+        self._before = counts
+        while self._looks[1][0] <= now - WINDOW_SECONDS:
+            self._looks.popleft()
+        (since, first), (_, last) = self._looks[0], self._looks[-1]
+        if now - since >= WINDOW_SECONDS:
+            self._best[-1] = max(self._best[-1], 8 * (last - first) / (now - since))
+            self._rate[0] = max(self._best)
+
+
+class BandwidthLimiter:
+    """This peer's line. max_upload, max_download: bits a second, None without a cap. capped: whether one has any.
+
+    meter: of what it carries.
+    """
+
+    def __init__(
+        self,
+        max_upload: float | None = None,
+        max_download: float | None = None,
+        meter: UploadMeter | None = None,
+    ):
+        caps = [math.inf if cap is None else cap for cap in (max_upload, max_download)]
+        self._up, self._down = map(TokenBucket, caps)
+        self._most, self._meter = caps[0], meter
+        self._round, self._free_until = TokenBucket(math.inf), math.inf
         self.capped = max_upload is not None or max_download is not None
+
+    @property
+    def upload(self) -> int:
+        """Kbit/s that this line sends, 0 where it is not known: the cap, before anything was measured."""
+        measured = self._meter.rate if self._meter is not None else 0.0
+        known = min(self._most, measured or math.inf)
+        return max(1, int(known / 1000)) if known < math.inf else 0
+
+    def begin(self, slow: bool) -> None:
+        """A round begins. slow: this line is, among the members'."""
+        rate = self._meter.rate if self._meter is not None else 0.0
+        if slow and rate:
+            self._round, self._free_until = TokenBucket(PACE * rate), time.monotonic() + FREE_SECONDS
+
+    def end(self) -> None:
+        """The round is over."""
+        self._free_until = math.inf
+
+    @asynccontextmanager
+    async def measured(self, slow: bool) -> AsyncIterator[None]:
+        """A round, in which what this peer sends is measured. slow: see `begin`."""
+        self.begin(slow)
+        looking = asyncio.create_task(self._meter.watch()) if self._meter is not None else None
+        try:
+            yield
+        finally:
+            if looking is not None:
+                looking.cancel()
+            self.end()
 
     def seconds(self, up: float, down: float) -> float:
         """Seconds that so many bytes each way take at least because of the caps; 0 without any."""
@@ -72,6 +168,10 @@ class BandwidthLimiter:
 
     async def send(self, count: int) -> None:
         """Wait until `count` bytes may go out."""
+        if self._free_until < math.inf:
+            carried = self._round.charge(count * OVERHEAD)
+            if (now := time.monotonic()) >= self._free_until:
+                await asyncio.sleep(max(0.0, carried - now))
         await self._carry(count * OVERHEAD, count * ACKNOWLEDGED)
 
     async def receive(self, count: int) -> None:
@@ -85,7 +185,7 @@ class BandwidthLimiter:
 
     def pace(self, p2p: P2P) -> P2P:
         """Pace all streams that this node opens or accepts from now on; unary calls (some kB a round) are not."""
-        if not self.capped:
+        if not self.capped and self._meter is None:
             return p2p
         open_stream, add_handler = p2p.call_binary_stream_handler, p2p.add_binary_stream_handler
 
@@ -114,6 +214,8 @@ class PacedReader:
 
     async def readexactly(self, n: int) -> bytes:
         """As asyncio's, no faster than the line's cap."""
+        if not self._line.capped:
+            return await self._reader.readexactly(n)
         pieces = []
         for start in range(0, n, PIECE):
             pieces.append(await self._reader.readexactly(min(PIECE, n - start)))
@@ -136,8 +238,9 @@ class PacedWriter:
         """Send what was written, no faster than the line's cap."""
         waiting, self._waiting = self._waiting, []
         for data in waiting:
-            for start in range(0, len(data), PIECE):
-                piece = data[start : start + PIECE]
+            size = PIECE if self._line.capped else max(1, len(data))  # whole parts: one stream after the other
+            for start in range(0, len(data), size):
+                piece = data[start : start + size]
                 await self._line.send(len(piece))
                 self._writer.write(piece)
                 await self._writer.drain()

@@ -3,7 +3,8 @@
 Rounds begin when the samples of all trainers are enough, so one who claims many begins them early for all. Nobody
 can see what another computes; what can be seen is time and the other peers. Of a peer's samples no more count than it
 can have computed since it was first seen at its step, at up to `FASTER` times the speed of the trainer in the middle.
-And who did not come to a round to which its samples led is not counted again until it comes to one.
+And who did not come to a round to which its samples led is not counted again until it comes to one, but by those who
+compute nothing themselves: they lose nothing, and if all who compute owed them a round they would wait for ever.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class ClaimLimits:
         trainers = [record for record in records if record.averages]
         sizes = [record.micro_batch for record in trainers if record.micro_batch]
         burst = FASTER * statistics.median_low(sizes) if sizes else FASTER
+        mine = next((record for record in trainers if record.peer_id == own), None)
+        owing = self._owing if mine is not None and mine.samples_per_second else frozenset()
         since, believed = {}, {}
         for record, speed in zip(trainers, speeds(trainers), strict=True):
             state = record.state
@@ -55,12 +58,12 @@ class ClaimLimits:
                 continue
             seconds = now - since[record.peer_id][1] + SPARE_SECONDS
             most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
-            samples = 0 if record.peer_id in self._owing else min(record.samples, most)
+            samples = 0 if record.peer_id in owing else min(record.samples, most)
             changes = {"samples": int(samples), "samples_per_second": speed}
             believed[record.peer_id] = record.model_copy(update=changes)
         self._since = since
-        mine = next((record.state for record in trainers if record.peer_id == own), None)
-        self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and r.state == mine)
+        here = mine.state if mine is not None else None
+        self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and r.state == here)
         self._owing &= since.keys()
         return [believed.get(record.peer_id, record) for record in records]
 

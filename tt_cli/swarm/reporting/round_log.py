@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
+from tt_cli.supervisor.events import Choice, Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.network.failures import classify, printable
 from tt_cli.swarm.participants.stragglers import Straggler
@@ -28,6 +29,7 @@ BOASTING = "its record claims work that nobody can have done"
 SILENT = "it left an audit without an answer"
 MOSTLY = 0.5  # of the parts: then a member counts as clipped in this round
 PUBLISHED = 8  # peer ids
+NOTABLE = 0.05  # change of the share that a peer reduces
 REMEDIES = {
     SLOW: "it can join with --client-mode, raise --max-upload, or free its line",
     REFUSED: "it should update tt and check its memory; it is left out for some steps",
@@ -50,6 +52,7 @@ class RoundLog:
         self._peer_id, self._emit, self._view = peer_id, emit, view
         self.now = Phase("starting")
         self._stuck = self.last_round = ""
+        self._share = math.inf  # of the average that this peer reduced when that was last told
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossSpikeDetector()
         self.clipped: list[str] = []
@@ -89,6 +92,13 @@ class RoundLog:
         spoiled |= dict.fromkeys(view.boasting, BOASTING) | dict.fromkeys((*ahead, *view.claiming), CLAIMING)
         self._note(spoiled | dict.fromkeys(result.rejected, REFUSED))
         return self._accuse(result)
+
+    def reduced(self, share: float | None, upload: int) -> None:
+        """Tell which share of the average this peer reduces, and why, when it changed. upload: kbit/s, 0: not known."""
+        if share is not None and upload and abs(share - self._share) > NOTABLE:
+            self._share = share
+            reason = f"this line sends about {upload / 1000:.1f} Mbit/s, and the slowest is to be done soonest"
+            self._emit(Choice("share of each average", f"{share:.0%}", reason))
 
     def failed(self, epoch: int, result: RoundResult, missed: frozenset[str], samples: int, started: float) -> None:
         """A round ended without a step and is repeated. missed: who should have come; started: monotonic seconds.
