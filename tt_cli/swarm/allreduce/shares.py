@@ -18,7 +18,7 @@ from math import gcd
 
 WHOLE, MOST = 2**20, 2**19  # of the gradients, and the largest share of them
 FASTEST = 10**7  # kbit/s that count
-FINE = 2**12
+FINE = 2**12  # how finely time is divided
 ALIKE = 0.8  # of the next faster line: measurements differ by as much
 
 
@@ -41,7 +41,7 @@ def shares_of(claimed: Sequence[int], members: int) -> tuple[int, ...]:
         return (1,) * len(uploads)
 
     def filled(time: int) -> list[int]:
-        """What each can reduce in this time; 1 is that of a gradient on a line of 1 kbit/s, times 1 / WHOLE / FINE."""
+        """What each can reduce in this time, of which WHOLE * FINE is what a line of 1 kbit/s takes for a gradient."""
         return [min(MOST, max(0, (time * upload // FINE - WHOLE) // (members - 2))) for upload in uploads]
 
     times = range(members * WHOLE * FINE)  # in the last of them any two have reduced everything
