@@ -171,8 +171,8 @@ class FalseLeader(Conduct):
         """This entry, with the signature that it had."""
         bandwidth, _, signed = wire.GATHERED.read(entry)
         body, key, signature = wire.ENVELOPE.read(wire.SIGNED_JOIN.read(signed))
-        kind, run, state_key, leader, signed_at, _, shown = wire.JOIN.read(body)
-        said = wire.JOIN.pack((kind, run, state_key, leader, signed_at, False, shown))
+        kind, run, state_key, leader, signed_at, _, *shown = wire.JOIN.read(body)
+        said = wire.JOIN.pack((kind, run, state_key, leader, signed_at, False, *shown))
         envelope = wire.SIGNED_JOIN.pack(wire.ENVELOPE.pack((said, key, signature)))
         return wire.GATHERED.pack((bandwidth, AveragingMode.CLIENT.value, envelope))
 
