@@ -45,11 +45,11 @@ def words_of(told: list[Event]) -> str:
 
 def test_the_share_that_a_peer_reduces_is_told_with_its_reason_when_it_changes() -> None:
     tell, told = teller("ben")
-    for share, upload in ((0.25, 0), (None, 9_000), (0.25, 10_400), (0.27, 11_000), (0.0, 9_000), (0.0, 9_000)):
+    for share, upload in ((0.25, 0), (None, 9_000), (0.25, 10_400), (0.27, 11_000), (0.0, 9_000), (0.0, 8_000)):
         tell.reduced(share, upload)
     assert [(event.value, event.reason.split(",")[0]) for event in told if isinstance(event, Choice)] == [
-        ("25%", "this line sends about 10.4 Mbit/s"),
-        ("0%", "this line sends about 9.0 Mbit/s"),
+        ("25%", "this line sends about 9.0 Mbit/s"),
+        ("0%", "this line sends about 11.0 Mbit/s"),
     ]
 
 

@@ -52,7 +52,7 @@ class RoundLog:
         self._peer_id, self._emit, self._view = peer_id, emit, view
         self.now = Phase("starting")
         self._stuck = self.last_round = ""
-        self._share = math.inf  # of the average that this peer reduced when that was last told
+        self._share, self._upload = math.inf, 0  # as last told; what was known of the line before the newest round
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossSpikeDetector()
         self.clipped: list[str] = []
@@ -94,10 +94,14 @@ class RoundLog:
         return self._accuse(result)
 
     def reduced(self, share: float | None, upload: int) -> None:
-        """Tell which share of the average this peer reduces, and why, when it changed. upload: kbit/s, 0: not known."""
-        if share is not None and upload and abs(share - self._share) > NOTABLE:
+        """Tell which share of the average this peer reduced, and why, when it changed.
+
+        upload: kbit/s that are known now, for the next round; 0 before anything was measured.
+        """
+        known, self._upload = self._upload, upload
+        if share is not None and known and abs(share - self._share) > NOTABLE:
             self._share = share
-            reason = f"this line sends about {upload / 1000:.1f} Mbit/s, and the slowest is to be done soonest"
+            reason = f"this line sends about {known / 1000:.1f} Mbit/s, and the slowest is to be done soonest"
             self._emit(Choice("share of each average", f"{share:.0%}", reason))
 
     def failed(self, epoch: int, result: RoundResult, missed: frozenset[str], samples: int, started: float) -> None:
