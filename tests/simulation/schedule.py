@@ -33,7 +33,7 @@ FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halv
 STEPS_AFTER = 2  # that all make when the faults are over
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.5
-UNEVEN = 0.5  # of the schedules have lines that differ, and half of these somebody without samples
+UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
@@ -233,7 +233,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     if lines.random() < UNEVEN:
         for each in ways:
             each["line"] = ClaimedLine(lines.choice(UPLOADS))
-        ways[-1]["idle"] = schedule.members > 2 and lines.random() < UNEVEN
+        ways[-1]["idle"] = schedule.members > 2 and not scenario.liars and lines.random() < UNEVEN
     for number, _ in schedule.about("client"):
         ways[number]["client"] = True
     if scenario.seconds > 2 * EXPIRATION:
