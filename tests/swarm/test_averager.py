@@ -61,9 +61,8 @@ def average(samples: int, control: Control, overtaken: Callable[[], bool] = lamb
         _run=SimpleNamespace(swarm=SimpleNamespace(averaging_timeout=10.0)),
         _outer_pipe=SimpleNamespace(send=sent.append),
     )
-    contribution, begun = Contribution(samples, 2.5, {"c": 5.5}), list[bool]()
-    result = Averager.average(averager, control, contribution, overtaken, lambda: begun.append(control.began_allreduce))
-    assert begun == ([] if result.overtaken else [True] * control.began_allreduce)
+    contribution = Contribution(samples, 2.5, {"c": 5.5})
+    result = Averager.average(averager, control, contribution, overtaken)
     assert sent == [("_contribute", [contribution], {})] and control.triggered
     return result
 
@@ -230,7 +229,7 @@ ALL = RoundPlan("5_aa", frozenset("bcd"), "b", 3)
 def test_who_did_not_come_is_told(outcome: RoundResult, began: bool, leader: str, missed: set[str]) -> None:
     rounds: Any = Rounds(outcome, began)
     plan = replace(ALL, leader=leader)
-    result, absent = Matchmaker(rounds, 3.0).average(plan, 5, 1.0, lambda: False, lambda: None)
+    result, absent = Matchmaker(rounds, 3.0).average(plan, 5, 1.0, lambda: False)
     assert result is outcome and absent == missed
 
 

@@ -166,16 +166,11 @@ class Averager(StateBridge, DecentralizedAverager):
         )
 
     def average(
-        self,
-        control: StepControl,
-        contribution: Contribution,
-        overtaken: Callable[[], bool] = lambda: False,
-        begun: Callable[[], None] = lambda: None,
+        self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
     ) -> RoundResult:
         """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
 
         overtaken: asked while the group is sought; True when the others have made the step: nobody would come to it.
-        begun: called when there is a group.
         """
         started = self.clock.monotonic()
         self._outer_pipe.send(("_contribute", [contribution], {}))
@@ -190,8 +185,6 @@ class Averager(StateBridge, DecentralizedAverager):
                 if overtaken():
                     control.cancel()
                     return RoundResult(overtaken=True)
-            if control.began_allreduce:
-                begun()
             return control.result(timeout=limit - self.clock.monotonic())
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():

@@ -13,11 +13,9 @@ The way of one gradient, between `backward` and the next `forward`:
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from hivemind.dht import DHT
@@ -357,9 +355,7 @@ class Collaboration:
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
                 self.round_log.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
-                self.board.expect(0.0)
-                calm = partial(self.board.expect, math.inf)  # the line is the round's, and all that it needs is known
-                result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken, calm)
+                result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken)
                 self._selector.ended(result, missed, view.records, self.epoch)
                 if result.complete:
                     self.board.met(result.members)

@@ -37,17 +37,16 @@ class Matchmaker:
             self._pending = plan, self._averager.seek(plan)
 
     def average(
-        self, plan: RoundPlan, samples: int, loss: float, overtaken: Callable[[], bool], begun: Callable[[], None]
+        self, plan: RoundPlan, samples: int, loss: float, overtaken: Callable[[], bool]
     ) -> tuple[RoundResult, frozenset[str]]:
         """The round itself, with `averager.local`, and who should have come to it and did not.
 
-        loss: summed over the samples. overtaken, begun: see `Averager.average`.
+        loss: summed over the samples. overtaken: see `Averager.average`.
         """
         self._drop_outdated(plan)
         (sought, control), self._pending = self._pending or (plan, self._averager.seek(plan)), None
         started = self._averager.clock.monotonic()
-        contribution = Contribution(samples, loss, plan.allowed, plan.swarm)
-        result = self._averager.average(control, contribution, overtaken, begun)
+        result = self._averager.average(control, Contribution(samples, loss, plan.allowed, plan.swarm), overtaken)
         if result.overtaken:  # this peer was late, not the others
             return result, frozenset()
         waited = (
