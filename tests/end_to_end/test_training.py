@@ -38,7 +38,7 @@ StartSwarm = Callable[[RunConfig], LocalSwarm]
 )
 @pytest.mark.promise("At the run's last step trainers end by themselves with exit code 0")
 def test_three_peers_train_to_the_end_and_agree_to_the_last_bit(start_swarm: StartSwarm) -> None:
-    last = 6
+    last = 12  # whoever starts last on a busy machine is in some of them
     swarm = start_swarm(tiny_run(schedule={"total_steps": last}))
     names = ("anna", "ben", "cleo")
     trainers = [swarm.start_trainer(name, batch_size=4, seed=seed) for seed, name in enumerate(names)]
