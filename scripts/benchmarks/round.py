@@ -80,8 +80,7 @@ Cpu = dict[str, float]
 
 def bench_run() -> RunConfig:
     """The built-in run, with time enough for slow links."""
-    times = {"averaging_timeout": 280.0, "matchmaking_time": 10.0, "next_chunk_timeout": 20.0}
-    return load_run("emoji").replaced({f"swarm.{name}": seconds for name, seconds in times.items()})
+    return load_run("emoji").replaced({"swarm.averaging_timeout": 280.0, "swarm.matchmaking_time": 10.0})
 
 
 def shapes(part: int = 1) -> dict[str, torch.Size]:
@@ -301,7 +300,7 @@ class Group:
         for number, host in enumerate(hosts):
             mine, theirs = context.Pipe()
             home = folder / f"{kind}-{number}"
-            home.mkdir(parents=True)
+            home.mkdir()
             rate = mbit[number] if mbit else None
             place = Place(number, len(hosts), host.address, rate, home, addresses[:1], part)
             with host.entered():

@@ -72,7 +72,7 @@ def run_of(members: int, aggregation: str) -> RunConfig:
     )
 
 
-class Line(BandwidthLimiter):
+class ClaimedLine(BandwidthLimiter):
     """A line that says what it carries. upload: kbit/s."""
 
     upload = 0

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import EXPIRATION, Machine, run_of
-from simulation.machine import Line as ClaimedLine
+from simulation.machine import EXPIRATION, ClaimedLine, Machine, run_of
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, VirtualLoop
 

@@ -203,15 +203,12 @@ def test_two_unlike_commitments_to_one_round_are_a_proof_and_nothing_less_is() -
 
 
 def test_who_has_no_samples_keeps_nobody_from_being_proven_guilty_or_honest() -> None:
-    class Idle(Member):
+    class Idle(Clipping):
         weight = 0.0
 
-    class Lying(Liar):
-        pass
-
-    outcomes = run_round(Member(0), Member(1), Idle(2), Member(3))
+    outcomes = run_round(Clipping(0), Clipping(1), Idle(2), Clipping(3))
     assert not audited(outcomes, 1, 0).proven and not audited(outcomes, 1, 0).doubts
-    made = audited(run_round(Member(0), Idle(1), Lying(2), Member(3)), 2, 0)
+    made = audited(run_round(Clipping(0), Idle(1), Liar(2), Clipping(3)), 2, 0)
     assert made.guilty == str(PEERS[2]) and verify(Accusation.read(made.proven), RULES) == str(PEERS[2])
 
 

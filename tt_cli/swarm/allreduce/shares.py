@@ -41,7 +41,7 @@ def shares_of(claimed: Sequence[int], members: int) -> tuple[int, ...]:
         return (1,) * len(uploads)
 
     def filled(time: int) -> list[int]:
-        """What each can reduce in this time, of which WHOLE * FINE is what a line of 1 kbit/s takes for a gradient."""
+        """The most that each can reduce in this time; a line of 1 kbit/s carries a gradient in WHOLE * FINE of it."""
         return [min(MOST, max(0, (time * upload // FINE - WHOLE) // (members - 2))) for upload in uploads]
 
     times = range(members * WHOLE * FINE)  # in the last of them any two have reduced everything

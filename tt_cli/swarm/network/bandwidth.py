@@ -5,13 +5,11 @@ Notable:
   is a socket: reading it slowly holds the sender back (backpressure), and nothing that uses streams can forget the cap;
 - a byte costs more than a byte on the line: headers, and acknowledgements in the other direction. Both are charged
   (`OVERHEAD`, `ACKNOWLEDGED`), so that the cap holds at the router;
-- no bursts: bytes go in small pieces, so that a game or a call on the same line does not wait behind a megabyte.
-
+- no bursts: bytes go in small pieces, so that a game or a call on the same line does not wait behind a megabyte;
 - what it carries is measured in rounds: the most that the others' kernels acknowledged in a second (`UploadMeter`). No
   buffer counts, and no line is tested. A round of less than a second says nothing, and needs no shares by bandwidth;
-- who has a slow line among the members keeps its own queue short: what is written ahead of the line stands before the
-  small messages for which the others wait to send on, and its averages would come a quarter later. The first seconds of
-  a round go as fast as they can, and are what is measured.
+- who has a slow line among the members keeps its own queue short: written ahead of the line, its parts made rounds a
+  quarter longer (why was not looked for). The first seconds of a round go as fast as they can, and are measured.
 
 The cap is true over a round or a download; within a second the daemon may read 256 KiB ahead for each open stream. The
 DHT's records, some kB/s, belong to another process: `RESERVED` is kept free for them.

@@ -1,4 +1,4 @@
-"""What the kernel counts of TCP connections (Linux): the bytes that the other side has acknowledged.
+"""Acknowledged bytes of TCP connections, as the kernel counts them (Linux).
 
 A sender's own counts include what still lies in its buffers, and those of an interface what others send on it. The
 kernel tells of each connection what arrived, over a netlink socket (sock_diag, as `ss -i` reads it).
