@@ -24,7 +24,7 @@ from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
-from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter, UploadMeter
 
 SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
 EXPIRATION = 20.0
@@ -82,11 +82,19 @@ class ClaimedLine(BandwidthLimiter):
         self.upload = upload
 
 
+def measured_line(network: Network, number: int) -> BandwidthLimiter:
+    """A line that measures what it carries, as in production: by what arrived at the others."""
+    assert network.lines is not None, "a line without a limit cannot be measured"
+    clock = asyncio.get_running_loop().time
+    meter = UploadMeter(functools.partial(network.lines.acknowledged, number), clock)
+    return BandwidthLimiter(meter=meter, clock=clock)
+
+
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    pace: seconds of a micro-batch. idle: it computes none. line: of its network. stops: see `Process`. skew: see
-    `VirtualClock`.
+    pace: seconds of a micro-batch. idle: it computes none. line: its own; without, it is measured where lines are
+    limited. stops: see `Process`. skew: see `VirtualClock`.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
@@ -119,7 +127,8 @@ class Machine:
             self.process.kill()
         self.process, self.starts = Process(self._stops), self.starts + 1
         self.state = self._state_type(self.backup)
-        self.node = node = Node(self.network, self.number, self.peer_id, self.process)
+        self.line = self._line or (measured_line(self.network, self.number) if self.network.lines else None)
+        self.node = node = Node(self.network, self.number, self.peer_id, self.process, self.line)
         node.liar = self._lie
         self.process.run(self._begin(node))
 
@@ -133,7 +142,7 @@ class Machine:
         known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
         while self.starts > 1 and not self.network.reaches(self.number):
             await asyncio.sleep(JOIN_SECONDS)
-        access = NetworkAccess(dht, identity, self._line, known, self.clock, SimulatedAverager)
+        access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
         self.collaboration = Collaboration(
             self.run, access, self.state, about, functools.partial(self._hear, node.process), orders

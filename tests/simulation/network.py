@@ -1,4 +1,5 @@
-"""An in-memory network in the places of libp2p and the DHT: delays, losses, duplicates, cuts and crashes from one seed.
+"""An in-memory network in the places of libp2p and the DHT: delays, losses, duplicates, cuts and crashes from one seed,
+and lines of so many bytes a second (lines.py) where they are limited.
 
 Messages of one stream arrive in their order, as over TCP; those of different streams and calls overtake each other.
 What is lost breaks its stream, or leaves the other side in silence, by chance.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import random
 from collections import Counter, defaultdict, deque
@@ -18,8 +20,10 @@ from typing import Any
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
+from simulation.lines import WINDOW, Lines
 from simulation.virtual import Answer, Process, wait_on
 
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 SILENCE = 3600.0
@@ -56,10 +60,20 @@ class Line:
 
 
 class Network:
-    """Carries messages between machines (their numbers). slow: factors of the delay by (from, to)."""
+    """Carries messages between machines (their numbers). slow: factors of the delay by (from, to).
 
-    def __init__(self, entropy: random.Random, line: Line, cuts: tuple[Cut, ...], slow: dict[tuple[int, int], float]):
-        self.entropy, self.line, self.cuts, self.slow = entropy, line, cuts, slow
+    lines: what the machines' lines carry; None: whatever is sent.
+    """
+
+    def __init__(
+        self,
+        entropy: random.Random,
+        line: Line,
+        cuts: tuple[Cut, ...],
+        slow: dict[tuple[int, int], float],
+        lines: Lines | None = None,
+    ):
+        self.entropy, self.line, self.cuts, self.slow, self.lines = entropy, line, cuts, slow, lines
         self.nodes: dict[PeerID, Node] = {}
         self.records: dict[str, dict[Any, list[tuple[float, int, Any, DHTExpiration]]]] = defaultdict(dict)
         self.log: list[tuple[float, int, int, str, str]] | None = None
@@ -114,21 +128,40 @@ class Network:
 
 
 class Channel:
-    """One direction of a stream."""
+    """One direction of a stream. limiter: paces what its source sends, where lines are limited."""
 
-    def __init__(self, network: Network, a: int, b: int, what: str):
-        self._network, self._ends, self._what = network, (a, b), what
+    def __init__(self, network: Network, a: int, b: int, what: str, limiter: BandwidthLimiter | None = None):
+        self._network, self._ends, self._what, self._limiter = network, (a, b), what, limiter
         self._queue: deque[Any] = deque()
-        self._news = asyncio.Event()
+        self._news, self._read = asyncio.Event(), asyncio.Event()
         self._last, self._over = 0.0, False
+        self._unread = 0  # bytes that were sent, where lines are limited
+
+    async def send(self, message: Any) -> None:
+        """Send a message, as soon as the stream has room where lines are limited."""
+        if self._network.lines is not None:
+            if self._limiter is not None:
+                await self._limiter.send(self._network.lines.size(self._what, message))
+            while self._unread >= WINDOW:
+                self._read.clear()
+                await self._read.wait()
+        self.put(message)
 
     def put(self, item: Any) -> None:
-        """Send a message; None ends the stream."""
+        """Send a message at once; None ends the stream."""
         if self._over:
             return
         delay, arrives = self._network.fate(*self._ends, self._what)
         if not arrives:
             self._over, item, delay = True, Broken("lost"), delay + self._network.broken_after()
+        if (lines := self._network.lines) is None:
+            self._on_its_way(item, delay)
+        else:
+            size = lines.size(self._what, item)
+            self._unread += size
+            lines.carry(self._ends, size, functools.partial(self._on_its_way, item, delay))
+
+    def _on_its_way(self, item: Any, delay: float) -> None:
         self._last = max(self._last + 1e-6, self._network.now + delay)  # timers of one moment are in no order
         asyncio.get_running_loop().call_at(self._last, self._arrive, item)
 
@@ -142,6 +175,9 @@ class Channel:
                 self._news.clear()
                 await self._news.wait()
             item = self._queue.popleft()
+            if self._network.lines is not None:
+                self._unread -= self._network.lines.size(self._what, item)
+                self._read.set()
             if item is None:
                 return
             if isinstance(item, Exception):
@@ -154,10 +190,21 @@ Lie = Callable[["Node", PeerID, str, Any], Any]
 
 
 class Node:
-    """One machine's libp2p node, as hivemind's servicers and stubs use it. liar: makes of a message what it sends."""
+    """One machine's libp2p node, as hivemind's servicers and stubs use it. liar: makes of a message what it sends.
 
-    def __init__(self, network: Network, number: int, peer_id: PeerID, process: Process):
+    limiter: paces its streams.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        number: int,
+        peer_id: PeerID,
+        process: Process,
+        limiter: BandwidthLimiter | None = None,
+    ):
         self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
+        self.limiter = limiter
         self.liar: Lie | None = None
         self.told: deque[tuple[str, bool, Any]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
@@ -193,7 +240,7 @@ class Node:
                 return answer
             raise Broken("no answer")
         there = self.network.nodes[peer]
-        await self._carry(self, there, method)
+        await self._carry(self, there, method, input)
         there, handler = self._handler_at(peer, method)
         message, again = self.lie(peer, method, input), self.network.entropy.random() < self.network.line.twice
         if message is None:
@@ -210,13 +257,18 @@ class Node:
         if answer is None or (answer := there.lie(self.peer_id, method + "!", answer)) is None:
             await asyncio.sleep(self.network.broken_after())
             raise Broken("the other side went away")
-        await self._carry(there, self, method + "!")
+        await self._carry(there, self, method + "!", answer)
         if method == "rpc_settle":
             self.told.append((str(peer), True, answer))
         return answer
 
-    async def _carry(self, source: Node, target: Node, what: str) -> None:
-        delay, arrives = self.network.fate(source.number, target.number, what)
+    async def _carry(self, source: Node, target: Node, what: str, message: Any = None) -> None:
+        ends = source.number, target.number
+        delay, arrives = self.network.fate(*ends, what)
+        if (lines := self.network.lines) is not None:
+            carried = asyncio.Event()
+            lines.carry(ends, lines.size(what, message), carried.set)
+            await carried.wait()
         await asyncio.sleep(delay if arrives else delay + self.network.broken_after())
         if not arrives or target.process.dead:
             raise Broken("lost")
@@ -228,13 +280,13 @@ class Node:
         await self._carry(self, there, method)
         there, handler = self._handler_at(peer, method)
         _, many, _ = there._handlers[method]
-        out, back = (Channel(network, *ends, what) for ends, what in (
-            ((self.number, there.number), method), ((there.number, self.number), method + "!")))  # fmt: skip
+        out = Channel(network, self.number, there.number, method, self.limiter)
+        back = Channel(network, there.number, self.number, method + "!", there.limiter)
 
         async def feed() -> None:
             async for message in input if many else _once(input):
                 if (message := self.lie(peer, method, message)) is not None:
-                    out.put(message)
+                    await out.send(message)
                 await asyncio.sleep(0)
             out.put(None)
 
@@ -245,9 +297,9 @@ class Node:
                 if hasattr(answers, "__aiter__"):
                     async for answer in answers:
                         if (answer := there.lie(self.peer_id, method + "!", answer)) is not None:
-                            back.put(answer)
+                            await back.send(answer)
                 else:
-                    back.put(await answers)
+                    await back.send(await answers)
                 back.put(None)
             except asyncio.CancelledError:
                 back.put(Broken("the other side went away"))

@@ -26,7 +26,7 @@ from simulation.invariants import Violation, Watch
 from simulation.liars import liar
 from simulation.machine import EXPIRATION, ClaimedLine, Machine, run_of
 from simulation.network import Cut, Line, Network
-from simulation.virtual import EPOCH, VirtualLoop
+from simulation.virtual import EPOCH, in_virtual_time
 
 FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 2  # that all make when the faults are over
@@ -182,18 +182,9 @@ def run(schedule: Schedule, log: bool = False) -> Result:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     gc.disable()  # a collection would end generators at times that do not follow from the seed
-    loop = VirtualLoop()
     try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(_run(schedule, log))
+        return in_virtual_time(_run(schedule, log))
     finally:
-        while tasks := asyncio.all_tasks(loop):
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-        asyncio.set_event_loop(None)
-        del loop
         gc.collect()
         _freeze()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from simulation.averager import HashSigner
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
-from simulation.virtual import VirtualLoop
+from simulation.virtual import in_virtual_time
 
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
@@ -25,16 +25,6 @@ from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
-
-
-def in_virtual_time(run: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run it to its end."""
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_until_complete(run())
-    finally:
-        asyncio.set_event_loop(None)
 
 
 def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
@@ -47,7 +37,7 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
         await machine.process.run(check(machine.collaboration.averager))  # type: ignore[arg-type]
         machine.kill()
 
-    in_virtual_time(run)
+    in_virtual_time(run())
 
 
 def joins_of(members: int) -> dict[PeerID, SignedJoin]:
@@ -175,4 +165,4 @@ def test_what_breaks_the_thread_of_rounds_ends_training(
         assert type(machine.error) is raised and str(machine.error).startswith(words)
         machine.kill()
 
-    in_virtual_time(run)
+    in_virtual_time(run())

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import greenlet
 
@@ -21,6 +21,7 @@ from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.clock import Clock
 
 EPOCH = 1000.0
+Value = TypeVar("Value")
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -152,6 +153,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def in_virtual_time(work: Coroutine[Any, Any, Value]) -> Value:
+    """Run it to its end on a loop of its own, and end whatever it began. Returns what it returns."""
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(work)
+    finally:
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        asyncio.set_event_loop(None)
 
 
 def nothing() -> None:

@@ -52,13 +52,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(bandwidth, "time", clock)
     monkeypatch.setattr(bandwidth, "asyncio", SimpleNamespace(sleep=clock.sleep))
     yield clock
 
 
 def test_a_byte_costs_what_it_takes_on_the_line(clock: Clock) -> None:
-    line = BandwidthLimiter(max_upload=8 * MBIT, max_download=80 * MBIT)
+    line = BandwidthLimiter(max_upload=8 * MBIT, max_download=80 * MBIT, clock=clock.monotonic)
 
     async def send() -> None:
         for _ in range(100):
@@ -72,7 +71,7 @@ def test_a_byte_costs_what_it_takes_on_the_line(clock: Clock) -> None:
 
 
 def test_what_comes_in_costs_acknowledgements_going_out(clock: Clock) -> None:
-    line = BandwidthLimiter(max_upload=0.1 * MBIT)
+    line = BandwidthLimiter(max_upload=0.1 * MBIT, clock=clock.monotonic)
 
     async def receive() -> None:
         await line.receive(1_000_000)
@@ -83,7 +82,7 @@ def test_what_comes_in_costs_acknowledgements_going_out(clock: Clock) -> None:
 
 
 def test_idle_time_is_not_saved_up(clock: Clock) -> None:
-    pace = TokenBucket(8 * MBIT)
+    pace = TokenBucket(8 * MBIT, clock.monotonic)
     pace.charge(1000)
     clock.now += 3600
     before = clock.now
@@ -154,7 +153,7 @@ def test_a_slow_line_waits_for_itself_when_it_was_measured(clock: Clock) -> None
     meter = UploadMeter(Wire(clock), clock.monotonic)
     meter.begin()
     looked(meter, clock, 2.0)
-    line = BandwidthLimiter(meter=meter)
+    line = BandwidthLimiter(meter=meter, clock=clock.monotonic)
 
     async def sent(slow: bool) -> float:
         line.begin(slow)

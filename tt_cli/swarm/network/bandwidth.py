@@ -38,17 +38,18 @@ CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that
 
 
 class TokenBucket:
-    """One direction. rate: bits a second on the line; infinite without a cap."""
+    """One direction. rate: bits a second on the line; infinite without a cap. clock: seconds."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic):
         if not rate > 0:
             raise ValueError(f"a rate of {rate} bit/s")
+        self._clock = clock
         self._seconds_per_byte = 8 / (rate - min(RESERVED, rate / 10))
         self._free_at = 0.0
 
     def charge(self, count: float) -> float:
-        """Count bytes, and return the time (monotonic) at which the line has carried them."""
-        now = time.monotonic()
+        """Count bytes, and return the time by the clock at which the line has carried them."""
+        now = self._clock()
         self._free_at = max(self._free_at, now - CATCH_UP_SECONDS) + count * self._seconds_per_byte
         return self._free_at
 
@@ -105,7 +106,7 @@ class UploadMeter:
 class BandwidthLimiter:
     """This peer's line. max_upload, max_download: bits a second, None without a cap. capped: whether one has any.
 
-    meter: of what it carries.
+    meter: of what it carries. clock: seconds, as the event loop's.
     """
 
     def __init__(
@@ -113,11 +114,12 @@ class BandwidthLimiter:
         max_upload: float | None = None,
         max_download: float | None = None,
         meter: UploadMeter | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         caps = [math.inf if cap is None else cap for cap in (max_upload, max_download)]
-        self._up, self._down = map(TokenBucket, caps)
-        self._most, self._meter = caps[0], meter
-        self._round, self._free_until = TokenBucket(math.inf), math.inf
+        self._up, self._down = (TokenBucket(cap, clock) for cap in caps)
+        self._most, self._meter, self._clock = caps[0], meter, clock
+        self._round, self._free_until = TokenBucket(math.inf, clock), math.inf
         self.capped = max_upload is not None or max_download is not None
 
     @property
@@ -131,7 +133,8 @@ class BandwidthLimiter:
         """A round begins. slow: this line is, among the members'."""
         rate = self._meter.rate if self._meter is not None else 0.0
         if slow and rate:
-            self._round, self._free_until = TokenBucket(PACE * rate), time.monotonic() + FREE_SECONDS
+            self._round = TokenBucket(PACE * rate, self._clock)
+            self._free_until = self._clock() + FREE_SECONDS
 
     def end(self) -> None:
         """The round is over."""
@@ -168,7 +171,7 @@ class BandwidthLimiter:
         """Wait until `count` bytes may go out."""
         if self._free_until < math.inf:
             carried = self._round.charge(count * OVERHEAD)
-            if (now := time.monotonic()) >= self._free_until:
+            if (now := self._clock()) >= self._free_until:
                 await asyncio.sleep(max(0.0, carried - now))
         await self._carry(count * OVERHEAD, count * ACKNOWLEDGED)
 
@@ -177,7 +180,7 @@ class BandwidthLimiter:
         await self._carry(count * ACKNOWLEDGED, count * OVERHEAD)
 
     async def _carry(self, up: float, down: float) -> None:
-        wait = max(self._up.charge(up), self._down.charge(down)) - time.monotonic()
+        wait = max(self._up.charge(up), self._down.charge(down)) - self._clock()
         if wait > 0:
             await asyncio.sleep(wait)
 
