@@ -140,11 +140,12 @@ class Channel:
     async def send(self, message: Any) -> None:
         """Send a message, as soon as the stream has room where lines are limited."""
         if self._network.lines is not None:
-            if self._limiter is not None:
-                await self._limiter.send(self._network.lines.size(self._what, message))
-            while self._unread >= WINDOW:
-                self._read.clear()
-                await self._read.wait()
+            with self._limiter.writing() if self._limiter is not None else contextlib.nullcontext():
+                if self._limiter is not None:
+                    await self._limiter.send(self._network.lines.size(self._what, message))
+                while self._unread >= WINDOW:
+                    self._read.clear()
+                    await self._read.wait()
         self.put(message)
 
     def put(self, item: Any) -> None:

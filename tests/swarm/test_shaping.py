@@ -97,26 +97,56 @@ def test_a_line_without_a_cap_changes_nothing() -> None:
         BandwidthLimiter(max_upload=0.0)
 
 
+def words_of(line: BandwidthLimiter, roster: int = 0) -> str:
+    """What a peer with this line is told, whose gradient takes 125 MB. roster: bytes that it sends as a leader."""
+    run = load_run("emoji").replaced({"swarm.averaging_timeout": 120.0, "swarm.matchmaking_time": 5.0})
+    peer = SimpleNamespace(local=SimpleNamespace(nbytes=125 * 10**6), _line=line, _run=run, _roster=roster)
+    return Averager.slow_line(peer)  # type: ignore[arg-type]
+
+
 def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
     def words(cap: float | None) -> str:
-        run = load_run("emoji").replaced({"swarm.averaging_timeout": 120.0})
-        peer = SimpleNamespace(local=SimpleNamespace(nbytes=125e6), _line=BandwidthLimiter(cap, cap), _run=run)
-        return Averager.slow_line(peer)  # type: ignore[arg-type]
+        return words_of(BandwidthLimiter(cap, cap))
 
     assert words(None) == words(100 * MBIT) == ""
     assert "a round may take this peer 430 s" in words(5 * MBIT) and "allow 35.7 Mbit/s each way" in words(5 * MBIT)
     assert words(36.0 * MBIT) == ""
 
 
+def test_a_line_that_was_measured_to_be_too_slow_is_told(clock: Clock) -> None:
+    wire = Wire(clock)
+    meter = UploadMeter(wire, clock.monotonic)
+    line = BandwidthLimiter(meter=meter)
+
+    def words(mbit: float, roster: int = 0, *, strained: bool = True) -> str:
+        for _ in range(bandwidth.ROUNDS):  # what was measured before is forgotten
+            wire.rate, wire.began = mbit * MBIT, clock.now
+            meter.begin()
+            with line.writing():
+                looked(meter, clock, 2.0)
+        if not strained:
+            meter.begin()
+            looked(meter, clock, 2.0)
+        return words_of(line, roster)
+
+    assert words_of(line) == words(17.0) == words(17.0, 10 * 10**6) == ""
+    told = words(10.0)
+    assert "sends 10.00 Mbit/s, as measured" in told and "its gradient takes 100 s, and the others wait 60 s" in told
+    assert "It needs 16.67 Mbit/s" in told and "swarm.averaging_timeout" in told
+    assert words(10.0, strained=False) == "", "it had nothing to send that it could not"
+    told = words(17.0, 20 * 10**6)
+    assert "the list of members that it sends takes 9 s, and the others wait 5 s" in told and "--client-mode" in told
+
+
 class Wire:
     """A line of 10 Mbit/s whose kernel tells what arrived: of one connection, then of a second one too."""
 
     def __init__(self, clock: Clock):
-        self._clock, self._began, self.rate = clock, clock.now, 10 * MBIT
+        self._clock, self.began, self.rate = clock, clock.now, 10 * MBIT
 
     def __call__(self) -> dict[int, int]:
-        sent = int((self._clock.now - self._began) * self.rate / 8)
-        return {1: sent // 2, 2: sent - sent // 2} if self._clock.now < self._began + 20 else {3: sent}
+        sent = int((self._clock.now - self.began) * self.rate / 8)
+        return {1: sent // 2, 2: sent - sent // 2} if self._clock.now < self.began + 20 else {3: sent}
 
 
 def looked(meter: UploadMeter, clock: Clock, seconds: float) -> None:
@@ -137,11 +167,18 @@ def test_the_upload_is_what_arrived_in_the_best_second_of_the_last_rounds(clock:
     looked(meter, clock, 2.0)
     assert meter.rate == pytest.approx(10 * MBIT, rel=1e-4) and line.upload == pytest.approx(10_000, rel=1e-3)
     assert BandwidthLimiter(4 * MBIT, meter=meter).upload == 4_000
-    for expected in (10, 10, 10, 10, 1):  # a round that was slower counts when the faster ones are long ago
-        wire.rate, wire._began = 1 * MBIT, clock.now
+    wire.rate = 1 * MBIT
+    for _ in range(2 * bandwidth.ROUNDS):  # in which there was no more to send
+        wire.began = clock.now
         meter.begin()
         looked(meter, clock, 2.0)
-        assert meter.rate == pytest.approx(expected * MBIT, rel=1e-4)
+        assert meter.rate == pytest.approx(10 * MBIT, rel=1e-4) and not meter.strained
+    for expected in (10, 10, 10, 10, 1):  # a round that was slower counts when the faster ones are long ago
+        wire.began = clock.now
+        meter.begin()
+        with line.writing():
+            looked(meter, clock, 2.0)
+        assert meter.rate == pytest.approx(expected * MBIT, rel=1e-4) and meter.strained
 
 
 def test_a_cap_counts_until_something_was_measured() -> None:

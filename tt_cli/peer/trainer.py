@@ -94,8 +94,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     with ExitStack() as closing:
         taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, parts.collaboration)
         collaboration = closing.enter_context(taking_part)
-        if words := collaboration.averager.slow_line():
-            emit(Log(words, "warning"))
+        collaboration.round_log.slow_line(collaboration.averager.slow_line())
         stream = parts.examples(
             run,
             tokenizer,

@@ -33,7 +33,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
-from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, SignedJoin, Signer
@@ -99,7 +99,10 @@ class Averager(StateBridge, DecentralizedAverager):
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
-        self._seeking = longest_search(run.swarm.matchmaking_time)
+        self._seeking, self._roster = (
+            longest_search(run.swarm.matchmaking_time),
+            0,
+        )  # bytes that this peer sent as leader
         # in the averager's process:
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
@@ -135,9 +138,15 @@ class Averager(StateBridge, DecentralizedAverager):
     # ---------------------------------------------------------------- in the host process
 
     def slow_line(self) -> str:
-        """Words about caps on traffic with which this peer cannot keep up; "" if it can."""
+        """Words about caps on traffic, or a line as it was measured, with which this peer cannot keep up, or ""."""
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
-        return self._line.too_slow(most, self._run.swarm.averaging_timeout)
+        line, swarm = self._line, self._run.swarm
+        more, never = "ask the organiser for a longer swarm.averaging_timeout", "use --client-mode: then it never leads"
+        return (
+            line.too_slow(most, swarm.averaging_timeout)
+            or line.measured_too_slow(self.local.nbytes, SENDING * swarm.averaging_timeout, "its gradient", more)
+            or line.measured_too_slow(self._roster, swarm.matchmaking_time, "the list of members that it sends", never)
+        )
 
     @property
     def upload(self) -> int:
@@ -156,8 +165,10 @@ class Averager(StateBridge, DecentralizedAverager):
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
         join = SignedJoin(*group, now, not self.client_mode, self.upload, self._membership.mine())
+        gather, others = join.sign(self.signer), len(plan.members) - 1
+        self._roster = len(gather) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
         return self.step(
-            gather=join.sign(self.signer),  # for the leader, and through it for all members
+            gather=gather,  # for the leader, and through it for all members
             timeout=timeout,
             scheduled_time=until,
             allow_retries=False,

@@ -357,6 +357,7 @@ class Collaboration:
                 self.round_log.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
                 result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken)
                 self._selector.ended(result, missed, view.records, self.epoch)
+                self.round_log.slow_line(self.averager.slow_line())
                 if result.complete:
                     self.board.met(result.members)
                     result.seconds["encode"] = encoding

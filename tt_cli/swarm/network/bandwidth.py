@@ -7,7 +7,8 @@ Notable:
   (`OVERHEAD`, `ACKNOWLEDGED`), so that the cap holds at the router;
 - no bursts: bytes go in small pieces, so that a game or a call on the same line does not wait behind a megabyte;
 - what it carries is measured in rounds: the most that the others' kernels acknowledged in a second (`UploadMeter`). No
-  buffer counts, and no line is tested. A round of less than a second says nothing, and needs no shares by bandwidth;
+  buffer counts, and no line is tested. A round of less than a second says nothing, and needs no shares by bandwidth.
+  One in which the line had less to send than it could says how much it carries at least, and lowers nothing;
 - who has a slow line among the members keeps its own queue short: written ahead of the line, its parts made rounds a
   quarter longer (why was not looked for). The first seconds of a round go as fast as they can, and are measured.
 
@@ -21,8 +22,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ RESERVED = 20_000.0  # bits a second, at most a tenth of the cap
 PIECE = 2**15
 PACE, FREE_SECONDS = 0.92, 2.0  # of what a slow line carries; of a round, in which nothing waits for that
 LOOK_SECONDS, WINDOW_SECONDS, ROUNDS = 0.25, 1.0, 5  # at what was sent; in which that is counted; that count
+STRAINED = 0.5  # of the looks at a round: as often something must wait to be sent
 CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that is not saved
 
 
@@ -61,23 +63,32 @@ class TokenBucket:
 class UploadMeter:
     """The upload that a line was seen to carry. acknowledged: connection → bytes that its other side's kernel has.
 
-    rate: bits a second, in the best second of the last rounds; 0 before there was one. Made before the averager's
-    process forks: both sides see it.
+    rate: bits a second, in the best second of the last rounds; 0 before there was one. strained: in the newest round
+    something waited to be sent most of the time, so that the line, or one that receives, was what held it up. waiting:
+    writers that wait now. Made before the averager's process forks: both sides see rate and strained.
     """
 
     def __init__(self, acknowledged: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic):
         self._acknowledged, self._clock = acknowledged, clock
         self._best: deque[float] = deque(maxlen=ROUNDS)
-        self._rate = torch.zeros(1, dtype=torch.float64).share_memory_()
+        self._rate = torch.zeros(2, dtype=torch.float64).share_memory_()  # and whether the line was strained
+        self.waiting = self._waited = self._looked = 0
         self._before: Mapping[int, int] = {}
         self._looks: deque[tuple[float, int]] = deque()  # when, and bytes until then
 
     @property
     def rate(self) -> float:
-        return float(self._rate)
+        return float(self._rate[0])
+
+    @property
+    def strained(self) -> bool:
+        return bool(self._rate[1])
 
     def begin(self) -> None:
         """A round begins."""
+        if self._best and not self.strained:  # what it did not need it may carry still
+            self._best[-1] = self.rate
+        self._waited = self._looked = 0
         self._before = self._acknowledged()
         self._looks = deque([(self._clock(), 0)])
         self._best.append(0.0)
@@ -92,6 +103,8 @@ class UploadMeter:
     def look(self) -> None:
         """Look at what was sent in the last second."""
         now, counts = self._clock(), self._acknowledged()
+        self._looked, self._waited = self._looked + 1, self._waited + bool(self.waiting)
+        self._rate[1] = self._waited > STRAINED * self._looked
         sent = sum(max(0, count - self._before.get(connection, 0)) for connection, count in counts.items())
         self._looks.append((now, self._looks[-1][1] + sent))
         self._before = counts
@@ -167,6 +180,29 @@ class BandwidthLimiter:
             "halves what travels"
         )
 
+    def measured_too_slow(self, count: int, limit: float, what: str, remedy: str) -> str:
+        """Words about a line that was seen to need more than `limit` seconds to send so many bytes, or ""."""
+        if self._meter is None or not self._meter.strained or 8 * count <= limit * self._meter.rate:
+            return ""
+        rate = self._meter.rate
+        return (
+            f"this line sends {rate / 1e6:.2f} Mbit/s, as measured in the last rounds: {what} takes "
+            f"{8 * count / rate:.0f} s, and the others wait {limit:.0f} s. It needs {8e-6 * count / limit:.2f} Mbit/s: "
+            f"free the line, or {remedy}"
+        )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Something waits to be sent."""
+        meter = self._meter
+        if meter is not None:
+            meter.waiting += 1
+        try:
+            yield
+        finally:
+            if meter is not None:
+                meter.waiting -= 1
+
     async def send(self, count: int) -> None:
         """Wait until `count` bytes may go out."""
         if self._free_until < math.inf:
@@ -238,13 +274,14 @@ class PacedWriter:
     async def drain(self) -> None:
         """Send what was written, no faster than the line's cap."""
         waiting, self._waiting = self._waiting, []
-        for data in waiting:
-            size = PIECE if self._line.capped else max(1, len(data))  # whole parts: one stream after the other
-            for start in range(0, len(data), size):
-                piece = data[start : start + size]
-                await self._line.send(len(piece))
-                self._writer.write(piece)
-                await self._writer.drain()
+        with self._line.writing():
+            for data in waiting:
+                size = PIECE if self._line.capped else max(1, len(data))  # whole parts: one stream after the other
+                for start in range(0, len(data), size):
+                    piece = data[start : start + size]
+                    await self._line.send(len(piece))
+                    self._writer.write(piece)
+                    await self._writer.drain()
 
     def close(self) -> None:
         """As asyncio's."""

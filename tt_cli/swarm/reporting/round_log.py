@@ -52,6 +52,7 @@ class RoundLog:
         self._peer_id, self._emit, self._view = peer_id, emit, view
         self.now = Phase("starting")
         self._stuck = self.last_round = ""
+        self._slow = False  # this peer's line, as was told
         self._share, self._upload = math.inf, 0  # as last told; what was known of the line before the newest round
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossSpikeDetector()
@@ -103,6 +104,12 @@ class RoundLog:
             self._share = share
             reason = f"this line sends about {known / 1000:.1f} Mbit/s, and the slowest is to be done soonest"
             self._emit(Choice("share of each average", f"{share:.0%}", reason))
+
+    def slow_line(self, words: str) -> None:
+        """Tell that this peer's line is too slow, when it begins to be; "": it is not."""
+        if words and not self._slow:
+            self._emit(Log(words, "warning"))
+        self._slow = bool(words)
 
     def failed(self, epoch: int, result: RoundResult, missed: frozenset[str], samples: int, started: float) -> None:
         """A round ended without a step and is repeated. missed: who should have come; started: monotonic seconds.
