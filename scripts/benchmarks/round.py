@@ -16,12 +16,20 @@ one machine at once: "exchange_vs_tcp" is without both. Bytes are counted at the
 of a peer, matchmaking included.
 
 `--uneven`: three hosts at 100 Mbit/s and one at 10. hivemind is told each line's rate; ours measures it in the first
-round, which counts by itself. What no way can beat is the time that the slow line needs for its own gradient, in the
-codec's bytes: uneven_over_bound is the median round over that.
+round, which counts by itself. uneven_over_bound is the median of the later rounds over what no shares can beat: the
+time that the slow line needs for its own gradient (`bound`).
+
+`--mixed`: the same for eight lines of 10 and eight of 100 Mbit/s, on the simulator's lines (tests/simulation/lines.py):
+mixed_over_bound. Averagers, gradients and what they send are real, time is virtual, and computing takes none of it.
+Beside it the three and one of --uneven, simulated_uneven_over_bound. Between two rounds lie ten seconds, in which
+audits have the lines. `--large` instead, which takes many minutes: mixed_at_once_over_bound, without these seconds;
+many_over_bound, of 64 lines of 5 to 200 Mbit/s; and listening_300_rounds: of one round of 300 listening members those
+that all of them commit.
 
 Examples:
   scripts/bench round --mbit 100 --rounds 9
   scripts/bench round --uneven
+  scripts/bench round --mixed
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +53,8 @@ from bitsandbytes.functional import quantize_blockwise
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import BlockwiseQuantization, Float16Compression, SizeAdaptiveCompression
 from hivemind.dht import DHT
+from simulation.rounds import rounds_over
+from simulation.virtual import in_virtual_time
 from testbed.namespaces import Host, Network, Traffic
 from testbed.raw_tcp import Exchange
 
@@ -72,6 +82,10 @@ SHAPES = [
 QUICK = "two rounds at 100 Mbit/s, without hivemind's averager"
 WAIT = 300.0
 UNEVEN = (100.0, 100.0, 100.0, 10.0)  # Mbit/s
+MIXED = (10.0,) * 8 + (100.0,) * 8
+MANY = (5.0, 10.0, 10.0, 20.0, 20.0, 50.0, 100.0, 200.0) * 8
+PAUSE_SECONDS = 10.0
+SMALL = {"weight": torch.ones(64, 1024), "bias": torch.ones(64)}  # gradients of members that are many
 LEARNING = 1  # rounds in which ours measures them
 NAMES = {"ours": "round", "tcp": "tcp", "hivemind": "hivemind"}  # kind → what its figures begin with
 ROUNDS = {100: 5, 20: 3, 1000: 5}  # Mbit/s: rounds of each kind, after the first
@@ -439,10 +453,50 @@ def bench(rates: dict[int, int], kinds: Sequence[str], folder: Path) -> dict[str
     return found
 
 
+def bound(mbit: Sequence[float], part: int = 1) -> float:
+    """Seconds below which no shares bring a round over these lines, in the codec's bytes. part: see `shapes`.
+
+    In t seconds a line of b gradients a second reduces the share (b t - 1) / (n - 2) at most, for it carries its own
+    gradient and n - 2 times its share beside: the shortest t in which each carries its own, and all reduce everything.
+    """
+    encoded = 8 * encoded_bytes(bench_run(), part) / 1e6
+    low, high = encoded / min(mbit), encoded * len(mbit) / min(mbit)
+    if sum(low * rate / encoded - 1 for rate in mbit) >= len(mbit) - 2:
+        return low
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        enough = sum(middle * rate / encoded - 1 for rate in mbit) >= len(mbit) - 2
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def over_bound(name: str, seconds: Sequence[float], bound_s: float) -> dict[str, Any]:
+    """The first round by itself, and the median of the later ones."""
+    return {
+        f"{name}_each_s": [round(one, 2) for one in seconds],
+        f"{name}_first_over_bound": round(seconds[0] / bound_s, 3),
+        f"{name}_over_bound": median(one / bound_s for one in seconds[LEARNING:]),
+    }
+
+
+def simulated(rounds: int, lines: Mapping[str, tuple[Sequence[float], float]]) -> dict[str, Any]:
+    """Rounds over simulated lines. lines: name → Mbit/s of each, and seconds between rounds."""
+    generator, found = torch.Generator().manual_seed(0), dict[str, Any]()
+    gradients = {name: torch.randn(size, generator=generator).mul_(1e-3) for name, size in shapes().items()}
+    for name, (mbit, pause) in lines.items():
+        made = in_virtual_time(rounds_over(mbit, gradients, LEARNING + rounds, pause))
+        if words := [problem for one in made for problem in one.problems]:
+            raise TTError(f"{name}: a round went wrong: {words[0]}")
+        found |= {f"{name}_bound_s": round(bound(mbit), 2)} | over_bound(
+            name, [one.seconds for one in made], bound(mbit)
+        )
+    return found
+
+
 def uneven(part: int, rounds: int, kinds: Iterable[str], folder: Path) -> dict[str, Any]:
     """Rounds over unlike lines. part: see `shapes`."""
-    bound = 8 * encoded_bytes(bench_run(), part) / (min(UNEVEN) * 1e6)
-    found: dict[str, Any] = {"uneven_mbit": UNEVEN, "uneven_bound_s": round(bound, 2)}
+    bound_s = bound(UNEVEN, part)
+    found: dict[str, Any] = {"uneven_mbit": UNEVEN, "uneven_bound_s": round(bound_s, 2)}
     with Network(hosts=len(UNEVEN), congestion=congestion_control()) as network:
         for host, mbit in zip(network.hosts, UNEVEN, strict=True):
             network.limit(mbit, host)
@@ -452,10 +506,7 @@ def uneven(part: int, rounds: int, kinds: Iterable[str], folder: Path) -> dict[s
             for kind, group in groups.items():
                 measured[kind].append(measure_round(group, network, number, 0).seconds)
     for kind, seconds in measured.items():
-        name = "uneven" if kind == "ours" else f"{kind}_uneven"
-        found[f"{name}_each_s"] = [round(one, 2) for one in seconds]
-        found[f"{name}_first_over_bound"] = round(seconds[0] / bound, 3)
-        found[f"{name}_over_bound"] = median(one / bound for one in seconds[LEARNING:])
+        found |= over_bound("uneven" if kind == "ours" else f"{kind}_uneven", seconds, bound_s)
     return found
 
 
@@ -466,6 +517,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each kind at each rate, after the first one")
     parser.add_argument("--uneven", action="store_true", help="three links of 100 Mbit/s and one of 10")
+    parser.add_argument("--mixed", action="store_true", help="eight lines of 10 Mbit/s and eight of 100, simulated")
+    parser.add_argument("--large", action="store_true", help="with --mixed: no pause; 64 lines; 300 members")
     parser.add_argument("--only", nargs="+", choices=NAMES, help="leave the others out")
 
 
@@ -474,6 +527,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rates = {100: 2} if args.quick else {mbit: ROUNDS.get(mbit, 3) for mbit in args.mbit or ROUNDS}
     if args.rounds:
         rates = dict.fromkeys(rates, args.rounds)
+    if args.mixed:
+        lines = {"mixed": (MIXED, PAUSE_SECONDS), "simulated_uneven": (UNEVEN, PAUSE_SECONDS)}
+        if args.large:
+            lines = {"many": (MANY, PAUSE_SECONDS), "mixed_at_once": (MIXED, 0.0)}
+        found = simulated(args.rounds or (1 if args.quick else 4), lines)
+        if args.large:
+            made = in_virtual_time(rounds_over([100.0] * 300, SMALL, 1))
+            found["listening_300_rounds"] = sum(not one.problems for one in made)
+        return found
     with tempfile.TemporaryDirectory(prefix="bench-round-") as scratch:
         if args.uneven:
             rounds, part = args.rounds or (1 if args.quick else 4), 8 if args.quick else 1

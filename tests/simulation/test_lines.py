@@ -6,11 +6,13 @@ import asyncio
 import random
 
 import pytest
+import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from simulation.lines import FRAMES, HEAD, MBIT, PIECE, WINDOW, Lines, Rate
 from simulation.machine import Machine, key_of, measured_line, run_of
 from simulation.network import Channel, Line, Network, Node
+from simulation.rounds import rounds_over
 from simulation.state import gradient_of
 from simulation.virtual import EPOCH, Process, in_virtual_time
 
@@ -116,3 +118,13 @@ def test_small_vectors_pass_for_large_ones_in_a_whole_swarm() -> None:
             machine.kill()
 
     in_virtual_time(run())
+
+
+def test_rounds_learn_what_lines_carry() -> None:
+    """The first is cut evenly; later ones leave the slow line its own gradient, and end soon after it has sent that."""
+    mbit, gradients = (20.0, 20.0, 20.0, 2.0), {"weight": torch.ones(2048, 1024)}
+    first, second = in_virtual_time(rounds_over(mbit, gradients, rounds=2))
+    assert not any(first.problems + second.problems) and set(first.uploads) == {0.0}
+    assert second.uploads[3] == pytest.approx(2.0, rel=0.15) and min(second.uploads[:3]) > 4 * second.uploads[3]
+    alone = 8 * 2048 * 1024 / 2e6
+    assert first.seconds > 1.4 * alone and alone < second.seconds < 1.4 * alone
