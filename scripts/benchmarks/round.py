@@ -21,10 +21,9 @@ time that the slow line needs for its own gradient (`bound`).
 
 `--mixed`: the same for eight lines of 10 and eight of 100 Mbit/s, on the simulator's lines (tests/simulation/lines.py):
 mixed_over_bound. Averagers, gradients and what they send are real, time is virtual, and computing takes none of it.
-Beside it the three and one of --uneven, simulated_uneven_over_bound. Between two rounds lie ten seconds, in which
-audits have the lines. `--large` instead, which takes many minutes: mixed_at_once_over_bound, without these seconds;
-many_over_bound, of 64 lines of 5 to 200 Mbit/s; and listening_300_rounds: of one round of 300 listening members those
-that all of them commit.
+Beside it the three and one of --uneven, simulated_uneven_over_bound. One round begins when the one before it ends, so
+that audits and rounds meet. `--large` instead, which takes many minutes: many_over_bound, of 64 lines of 5 to 200
+Mbit/s, and listening_300_rounds: of one round of 300 listening members those that all of them commit.
 
 Examples:
   scripts/bench round --mbit 100 --rounds 9
@@ -84,7 +83,6 @@ WAIT = 300.0
 UNEVEN = (100.0, 100.0, 100.0, 10.0)  # Mbit/s
 MIXED = (10.0,) * 8 + (100.0,) * 8
 MANY = (5.0, 10.0, 10.0, 20.0, 20.0, 50.0, 100.0, 200.0) * 8
-PAUSE_SECONDS = 10.0
 SMALL = {"weight": torch.ones(64, 1024), "bias": torch.ones(64)}  # gradients of members that are many
 LEARNING = 1  # rounds in which ours measures them
 NAMES = {"ours": "round", "tcp": "tcp", "hivemind": "hivemind"}  # kind → what its figures begin with
@@ -479,12 +477,12 @@ def over_bound(name: str, seconds: Sequence[float], bound_s: float) -> dict[str,
     }
 
 
-def simulated(rounds: int, lines: Mapping[str, tuple[Sequence[float], float]]) -> dict[str, Any]:
-    """Rounds over simulated lines. lines: name → Mbit/s of each, and seconds between rounds."""
+def simulated(rounds: int, lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Rounds over simulated lines. lines: name → Mbit/s of each."""
     generator, found = torch.Generator().manual_seed(0), dict[str, Any]()
     gradients = {name: torch.randn(size, generator=generator).mul_(1e-3) for name, size in shapes().items()}
-    for name, (mbit, pause) in lines.items():
-        made = in_virtual_time(rounds_over(mbit, gradients, LEARNING + rounds, pause))
+    for name, mbit in lines.items():
+        made = in_virtual_time(rounds_over(mbit, gradients, LEARNING + rounds))
         if words := [problem for one in made for problem in one.problems]:
             raise TTError(f"{name}: a round went wrong: {words[0]}")
         found |= {f"{name}_bound_s": round(bound(mbit), 2)} | over_bound(
@@ -518,7 +516,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each kind at each rate, after the first one")
     parser.add_argument("--uneven", action="store_true", help="three links of 100 Mbit/s and one of 10")
     parser.add_argument("--mixed", action="store_true", help="eight lines of 10 Mbit/s and eight of 100, simulated")
-    parser.add_argument("--large", action="store_true", help="with --mixed: no pause; 64 lines; 300 members")
+    parser.add_argument("--large", action="store_true", help="with --mixed: 64 unlike lines, and 300 members")
     parser.add_argument("--only", nargs="+", choices=NAMES, help="leave the others out")
 
 
@@ -528,9 +526,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.rounds:
         rates = dict.fromkeys(rates, args.rounds)
     if args.mixed:
-        lines = {"mixed": (MIXED, PAUSE_SECONDS), "simulated_uneven": (UNEVEN, PAUSE_SECONDS)}
-        if args.large:
-            lines = {"many": (MANY, PAUSE_SECONDS), "mixed_at_once": (MIXED, 0.0)}
+        lines = {"many": MANY} if args.large else {"mixed": MIXED, "simulated_uneven": UNEVEN}
         found = simulated(args.rounds or (1 if args.quick else 4), lines)
         if args.large:
             made = in_virtual_time(rounds_over([100.0] * 300, SMALL, 1))

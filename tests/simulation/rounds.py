@@ -64,10 +64,8 @@ class LinedPeer:
         return result
 
 
-async def rounds_over(
-    mbit: Sequence[float], gradients: Mapping[str, torch.Tensor], rounds: int, pause: float = 0.0
-) -> list[LinedRound]:
-    """So many rounds of members with these lines each way, all with these gradients. pause: seconds between two."""
+async def rounds_over(mbit: Sequence[float], gradients: Mapping[str, torch.Tensor], rounds: int) -> list[LinedRound]:
+    """So many rounds of members with these lines each way, all with these gradients."""
     times = {"averaging_timeout": 280.0, "matchmaking_time": 10.0, "next_chunk_timeout": 20.0}
     run = run_of(len(mbit), "mean").replaced({f"swarm.{name}": seconds for name, seconds in times.items()})
     lines = Lines({number: Rate(rate * MBIT, rate * MBIT) for number, rate in enumerate(mbit)})
@@ -79,7 +77,6 @@ async def rounds_over(
         plan = RoundPlan(f"{number}_00", names, min(names), len(names))
         results = await asyncio.gather(*(peer.round(plan) for peer in peers))
         seconds = max(result.seconds["transfer"] + result.seconds["commit"] for result in results)
-        await asyncio.sleep(pause)
         made.append(LinedRound(seconds, uploads, tuple(filter(None, (result.problem for result in results)))))
     for peer in peers:
         peer.process.kill()

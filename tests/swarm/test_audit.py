@@ -97,6 +97,41 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
     return asyncio.run(audits.audit(outcomes[0].allreduce, (PEERS[reducer], index), commitments(outcomes[0])))
 
 
+def test_each_auditor_asks_those_after_itself_first() -> None:
+    outcomes, asked = honest_round(), list[PeerID]()
+    audits = audits_of(outcomes, [], {})
+    stub_of = audits._stub_of
+
+    def noted(peer: PeerID) -> Any:
+        asked.append(peer)
+        return stub_of(peer)
+
+    audits._stub_of, me = noted, outcomes[0].allreduce.me
+    reducer = next(peer for peer in outcomes[0].allreduce.reducers if peer != me)
+    assert not asyncio.run(audits.audit(outcomes[0].allreduce, (reducer, 0), commitments(outcomes[0]))).doubts
+    senders = [peer for peer in outcomes[0].allreduce.members if peer != me]
+    assert asked == [reducer, *sorted(senders, key=lambda peer: str(peer) <= str(me))]
+
+
+def test_an_audit_ends_when_another_round_begins() -> None:
+    """What was sent is overwritten then, and the round needs the lines."""
+    outcomes = lying_round()
+    rounds: dict[bytes, Any] = {GROUP: None}
+    audits, asked = audits_of(outcomes, [], rounds), list[PeerID]()
+    stub_of = audits._stub_of
+
+    def noted(peer: PeerID) -> Any:
+        asked.append(peer)
+        if len(asked) == 2:  # the reducer for its inputs, then a sender
+            rounds[b"the next"] = None
+        return stub_of(peer)
+
+    audits._stub_of = noted
+    place = PEERS[2], 0
+    finding = asyncio.run(audits.audit(outcomes[0].allreduce, place, commitments(outcomes[0])))
+    assert len(asked) == 2 and not finding.proven and not finding.doubts
+
+
 def test_an_honest_round_stands_every_audit() -> None:
     outcomes = honest_round()
     assert not outcomes[0].agreement.differing

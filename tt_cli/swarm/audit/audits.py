@@ -88,12 +88,12 @@ class Audits(ServicerBase):
         silent: set[PeerID] = set()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
             finding = await self.audit(allreduce, place, commitments)
-            if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
+            if not (overtaken := self._overtaken(allreduce)):
                 self._doubts |= finding.doubts
             if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
                 others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
                 await self._pass_on({finding.guilty: sorted(others)})
-            if not finding.silent:
+            if overtaken or not finding.silent:
                 break
             silent.add(place[0])
 
@@ -128,17 +128,25 @@ class Audits(ServicerBase):
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
         if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
             finding.doubts[str(reducer)] = "left out what this peer sent"
-        parts = []
-        for opening in openings:
+        shown, me = dict[str, bytes](), str(allreduce.me)
+        # all members audit at about the same time: each begins with the one after itself
+        for opening in sorted(openings, key=lambda opening: opening.sender <= me):
+            if self._overtaken(allreduce):
+                return finding
             try:
                 sender = PeerID.from_base58(opening.sender)
                 counts = used[opening.sender] > index and opening.hashes
-                parts.append(await ask(sender, index, opening.hashes[index]) if counts else b"")
+                shown[opening.sender] = await ask(sender, index, opening.hashes[index]) if counts else b""
             except Exception as error:  # P2P errors of many types
                 logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
                 finding.doubts[opening.sender] = "did not show what it sent"
                 return finding
-        return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, tuple(parts)))
+        parts = tuple(shown[opening.sender] for opening in openings)
+        return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, parts))
+
+    def _overtaken(self, allreduce: AllReduce) -> bool:
+        """True when another round has begun: it overwrites what was sent in this one, and has the lines."""
+        return list(self._rounds)[-1:] not in ([], [allreduce.group_id])
 
     def _proven(self, finding: Finding, accusation: Accusation) -> Finding:
         with contextlib.suppress(NotProven):
