@@ -106,11 +106,17 @@ def test_each_auditor_asks_those_after_itself_first() -> None:
         asked.append(peer)
         return stub_of(peer)
 
-    audits._stub_of, me = noted, outcomes[0].allreduce.me
-    reducer = next(peer for peer in outcomes[0].allreduce.reducers if peer != me)
-    assert not asyncio.run(audits.audit(outcomes[0].allreduce, (reducer, 0), commitments(outcomes[0]))).doubts
-    senders = [peer for peer in outcomes[0].allreduce.members if peer != me]
-    assert asked == [reducer, *sorted(senders, key=lambda peer: str(peer) <= str(me))]
+    audits._stub_of = noted
+    auditor = max(outcomes, key=lambda outcome: str(outcome.allreduce.me))  # the last, so it begins with the first
+    me, members = auditor.allreduce.me, auditor.allreduce.members
+    reducer, second = [peer for peer in members if peer != me][:2]
+    middle = next(outcome for outcome in outcomes if outcome.allreduce.me == second)
+    for transfer, place in ((auditor.allreduce, (reducer, 0)), (middle.allreduce, (reducer, 0))):
+        asked.clear()
+        assert not asyncio.run(audits.audit(transfer, place, commitments(auditor))).doubts
+        others = [peer for peer in members if peer != transfer.me]
+        assert asked == [reducer, *sorted(others, key=lambda peer: str(peer) <= str(transfer.me))]
+    assert asked[1:] != others, "not from the first on"
 
 
 def test_an_audit_ends_when_another_round_begins() -> None:
