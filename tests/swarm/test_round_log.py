@@ -53,6 +53,13 @@ def test_the_share_that_a_peer_reduces_is_told_with_its_reason_when_it_changes()
     ]
 
 
+def test_a_line_that_is_too_slow_is_told_when_it_begins_to_be() -> None:
+    tell, told = teller("ben")
+    for words in ("", "1 Mbit/s", "1.1 Mbit/s", "", "0.9 Mbit/s"):
+        tell.slow_line(words)
+    assert [event.message for event in told if isinstance(event, Log)] == ["1 Mbit/s", "0.9 Mbit/s"]
+
+
 def test_a_step_says_with_whom() -> None:
     tell, told = teller("ben")
     tell.committed(5, result("p0", "p1"), 96, SECONDS)

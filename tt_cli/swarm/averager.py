@@ -99,10 +99,8 @@ class Averager(StateBridge, DecentralizedAverager):
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
-        self._seeking, self._roster = (
-            longest_search(run.swarm.matchmaking_time),
-            0,
-        )  # bytes that this peer sent as leader
+        self._seeking = longest_search(run.swarm.matchmaking_time)
+        self._roster = 0  # bytes of the joins that this peer sends as the leader that it is now
         # in the averager's process:
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
