@@ -52,6 +52,7 @@ class StateBridge:
     traffic: torch.Tensor
     clock: Clock
     prefix: str
+    client_mode: bool
     serializer: Any
     _outer_pipe: Any
 
@@ -64,7 +65,8 @@ class StateBridge:
         self._source, self._read_tree = source, read_tree
         self._membership = membership_at(dht)
         self._passage = Passage()
-        self._services = StateServer(self._offer, read_tree, self._count_sent, self._membership), DialBack()
+        self._server = StateServer(self._offer, read_tree, self._count_sent, self._membership, self.give_way)
+        self._services = self._server, DialBack()
         self._taking: asyncio.Task[None] | None = None
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
 
@@ -145,6 +147,9 @@ class StateBridge:
     def _count_sent(self, count: int) -> None:
         self.traffic[0] += count
 
+    async def give_way(self, count: int) -> None:
+        """Wait until so many bytes of a state may go out."""
+
     def taking_may_wait(self) -> bool:
         """Tell whether a state that is taken over leaves the line to something else for now."""
         return False
@@ -156,7 +161,7 @@ class StateBridge:
 
     async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
         self._taking = asyncio.current_task()
-        received_before = 0
+        received_before, complete = 0, False
 
         def count(received: int, total: int) -> None:
             nonlocal received_before
@@ -180,16 +185,19 @@ class StateBridge:
                     on_bytes=count,
                     at_once=at_once,
                     hold=self.taking_may_wait,
+                    lend=None if self.client_mode else self._server.lend,
                 ),
             )
             state = await taker.take()
-            outcome = state.donors, state.received, state.refused, state.lost
+            outcome, complete = (state.donors, state.received, state.refused, state.lost), True
             future.set_result((state.tree.manifest(), list(state.chunks), *outcome))
         except NoState as error:
             future.set_exception(error)
         except Exception as error:
             future.set_exception(NoState(f"{type(error).__name__}: {error}"))
             raise
+        finally:
+            self._server.end_lending(complete)
 
     async def _drop_taking(self) -> None:
         if self._taking is not None:
