@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -154,9 +155,14 @@ def test_what_the_fewest_have_is_asked_first() -> None:
     donor, one, other = sources
     donor.held[:] = True
     donor.given[[0, 1, 2]] = one.held[[0, 1]] = other.held[[1, 5]] = True
-    assert target.next_for(donor, 1) == [3]
-    assert target.next_for(donor, 2**30) == [0, 1, 2, 4, 5]
-    assert target.next_for(one, 2**30) == [1], "the one that is owed last, of those that it holds"
-    assert target.next_for(other, 2**30) == [5]
-    target.give_back("a")
-    assert target.next_for(one, 2**30) == [0] and target.next_for(other, 2**30) == [], "nobody else holds the rest"
+
+    def asked(source: _Source, ahead: float) -> list[int]:
+        source.requests.append(deque(target.next_for(source, ahead)))
+        return list(source.requests[-1])
+
+    assert asked(donor, 1) == [3]
+    assert asked(donor, 2**30) == [0, 1, 2, 4, 5]
+    assert asked(one, 2**30) == [1], "the one that is owed last, of those that it holds"
+    assert asked(other, 2**30) == [5]
+    target.give_back(target.sources.pop("a").owed)
+    assert asked(one, 2**30) == [0] and asked(other, 2**30) == [], "nobody else holds the rest"

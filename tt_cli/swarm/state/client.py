@@ -179,22 +179,33 @@ class ReceivedState:
 
 
 class _Source:
-    """What one donor holds of a state of so many chunks, gave to somebody, and owes this taker, in this order."""
+    """What one donor holds of a state of so many chunks, gave to somebody, and owes this taker.
+
+    requests: the chunks of each that are still to come, in their order. again: when it may be asked for more.
+    """
 
     def __init__(self, chunks: int):
         self.held, self.given = np.zeros(chunks, bool), np.zeros(chunks, bool)
-        self.owed = deque[int]()
-        self.unanswered = 0  # requests
+        self.requests = deque[deque[int]]()
+        self.again = -math.inf
 
-    def hear(self, held: bytes, given: bytes) -> None:
-        """Note what it says after a request. Raises DonorRefused where that is nothing of this state."""
-        if not self.unanswered or {len(held), len(given)} != {-(-len(self.held) // 8)}:
+    @property
+    def owed(self) -> list[int]:
+        """Chunks that are to come, in their order."""
+        return list(chain.from_iterable(self.requests))
+
+    def hear(self, held: bytes, given: bytes) -> deque[int]:
+        """Note what it says after a request. Returns the chunks of that which it does not send.
+
+        Raises DonorRefused where it is nothing of this state.
+        """
+        if not self.requests or {len(held), len(given)} != {-(-len(self.held) // 8)}:
             raise DonorRefused("it sent something else than what it holds")
-        self.unanswered -= 1
         self.held, self.given = (
             np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.held), bitorder="little").astype(bool)
             for bits in (held, given)
         )
+        return self.requests.popleft()
 
 
 class _Target:
@@ -227,23 +238,21 @@ class _Target:
 
     def next_for(self, source: _Source, ahead: float) -> list[int]:
         """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
-        size, run = sum(self.tree.place(index)[1] for index in source.owed), list[int]()
+        owed, run = source.owed, list[int]()
+        size = sum(self.tree.place(index)[1] for index in owed)
         if size < ahead:
             free = np.flatnonzero(self._unasked & source.held)
             copies = np.sum([known for one in self.sources.values() for known in (one.held, one.given)], axis=0)
             for index in free[np.argsort(copies[free] + self.order[free])[:MOST_ASKED]].tolist():
-                if size >= ahead or len(source.owed) + len(run) >= MOST_ASKED:
+                if size >= ahead or len(owed) + len(run) >= MOST_ASKED:
                     break
                 run.append(index)
                 size += self.tree.place(index)[1]
         self._unasked[run] = False
-        run = sorted(run if run or source.owed or self._unasked.any() else self._owed_last(source))
-        source.owed.extend(run)
-        return run
+        return sorted(run if run or owed or self._unasked.any() else self._owed_last(source))
 
-    def give_back(self, donor: str) -> None:
-        """This donor sends nothing any more: what it owes is asked of others."""
-        owed = self.sources.pop(donor).owed
+    def give_back(self, owed: Iterable[int]) -> None:
+        """What a donor owed and does not send is asked of others."""
         elsewhere = set(chain.from_iterable(source.owed for source in self.sources.values()))
         self._unasked[[index for index in owed if index in self.missing and index not in elsewhere]] = True
 
@@ -414,11 +423,11 @@ class StateClient:
             self.donors[donor] += 0
             self._news = loop_time()
             source = target.sources[donor] = _Source(len(tree))
-            source.unanswered = int(wanted == tree.digest)
+            source.requests.extend([deque()] if wanted == tree.digest else [])
             try:
                 await self._read_chunks(donor, stream, target)
             finally:
-                target.give_back(donor)
+                target.give_back(target.sources.pop(donor).owed)
 
     async def _manifest_in(self, head: wire.Answer | None) -> Tree:
         match head:
@@ -470,25 +479,31 @@ class StateClient:
         source, most = target.sources[donor], MOST_AHEAD * target.chunk
         while target.missing:
             ahead = min(most, max(LEAST_AHEAD * target.chunk, AHEAD_SECONDS / seconds_per_byte))
-            run = [] if self._wanted.hold() else target.next_for(source, ahead)
+            waits = self._wanted.hold() or loop_time() < source.again
+            run = [] if waits else target.next_for(source, ahead)
             if self._wanted.hold():
                 self._news = loop_time()  # nobody is slow
-            elif run or not (source.owed or source.unanswered or loop_time() < asked + NEWS_SECONDS):
+            elif run or not (source.requests or loop_time() < asked + NEWS_SECONDS):
                 await stream.ask(request_of(target.tree.digest, run, self._wanted.lend is not None))
-                source.unanswered, asked = source.unanswered + 1, loop_time()
-            if not (source.owed or source.unanswered):
+                source.requests.append(deque(run))
+                asked = loop_time()
+            if not source.requests:
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
                 came = loop_time()
                 continue
-            async with asyncio.timeout(self._wanted.timeout):
+            async with asyncio.timeout_at(came + self._wanted.timeout):
                 answer = await stream.answer()
             match answer:
                 case None:
                     raise ValueError(f"it left off with {len(target.missing)} chunks to go")
                 case ("held", held, given, others):
-                    source.hear(held, given)
+                    if declined := source.hear(held, given):
+                        source.again = loop_time() + NEWS_SECONDS
+                        target.give_back(declined)
+                    else:
+                        came = loop_time()
                     self._meet(others)
-                case ("chunk", index, data) if source.owed and index == source.owed[0]:
+                case ("chunk", index, data) if index in tuple(source.requests[0])[:1]:
                     before, came = came, loop_time()
                     await self._keep(donor, index, data, target)
                     seconds_per_byte = 0.8 * seconds_per_byte + 0.2 * (came - before) / max(1, len(data))
@@ -500,7 +515,7 @@ class StateClient:
         if not await asyncio.to_thread(target.tree.holds, index, data):
             raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")
         self._buffer.write(target.tree.place(index)[0], data)  # no thread does: it could outlive the buffer
-        target.sources[donor].owed.popleft()
+        target.sources[donor].requests[0].popleft()
         target.received(index)
         self.received += len(data)
         self.donors[donor] += len(data)

@@ -37,6 +37,7 @@ LINGER_SECONDS = 15.0
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
+SENDING, SENDING_TO_ONE = 4, 2  # of those, on which chunks go out at once: what is on its way when a round begins
 
 Offer = Callable[[], Awaitable[tuple[bytes, StateBuffer] | None]]
 """Manifest and bytes of the present state; None: there is none yet."""
@@ -46,14 +47,16 @@ class Unavailable(Exception):
     """Nothing can be handed over now; the words are for the one who asked."""
 
 
-async def at_once(count: int) -> None:
+async def at_once(count: int) -> bool:
     """Let so many bytes go."""
+    return True
 
 
 class StateServer(ServicerBase):
     """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent.
 
-    membership: who may take it, looked at with every request. give_way: awaited before so many bytes go out.
+    membership: who may take it, looked at with every request. give_way: waits until so many bytes may go out; False:
+    not soon.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class StateServer(ServicerBase):
         read_tree: TreeReader,
         on_sent: Callable[[int], None],
         membership: Admission,
-        give_way: Callable[[int], Awaitable[None]] = at_once,
+        give_way: Callable[[int], Awaitable[bool]] = at_once,
     ):
         self._offer, self._read_tree, self._on_sent = offer, read_tree, on_sent
         self._membership, self._give_way = membership, give_way
@@ -70,7 +73,7 @@ class StateServer(ServicerBase):
         self._lent: StateCopy | None = None
         self._making: asyncio.Task[StateCopy | None] | None = None
         self._freeing: asyncio.Task[None] | None = None
-        self._places = Places(MAX_OF_ONE, MAX_TAKERS)
+        self._places, self._sending = Places(MAX_OF_ONE, MAX_TAKERS), Places(SENDING_TO_ONE, SENDING)
 
     def lend(self, copy: StateCopy) -> None:
         """Hand on, too, what has come of the state that this peer takes now."""
@@ -87,12 +90,16 @@ class StateServer(ServicerBase):
     async def rpc_state_chunks(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """Answer the first request with a refusal or the manifest, each with its chunks, in order, and what is held."""
+        """Answer the first request with a refusal or the manifest, each with its chunks, in order, and what is held.
+
+        Chunks that could not go out soon are not sent: a round comes first, or others have their turn.
+        """
         taker, others = str(context.remote_id), tuple[str, ...]()
         try:
             for copy in filter(None, (self._snapshot, self._lent)):
                 others = copy.others(taker) or others
-            with self._places.one(self._membership.admit_again(taker).casefold() or taker):
+            user = self._membership.admit_again(taker).casefold() or taker
+            with self._places.one(user):
                 request = await self._next_request(requests, taker)
                 if request is None:
                     return
@@ -103,11 +110,12 @@ class StateServer(ServicerBase):
                         request = await self._next_request(requests, taker)
                     while request is not None:
                         copy.promise(owed, *request[:2])
-                        while owed:
-                            await self._give_way(copy.tree.place(owed[0])[1])
-                            data = copy.chunk(owed[0])
-                            self._on_sent(len(data))
-                            yield wire.STATE_ANSWER.message(("chunk", owed.popleft(), data))
+                        with suppress(Crowded), self._sending.one(user):
+                            while owed and await self._give_way(copy.tree.place(owed[0])[1]):
+                                data = copy.chunk(owed[0])
+                                self._on_sent(len(data))
+                                yield wire.STATE_ANSWER.message(("chunk", owed.popleft(), data))
+                        copy.release(owed)
                         yield wire.STATE_ANSWER.message(("held", *copy.bits(), copy.others(taker)))
                         request = await self._next_request(requests, taker)
         except Crowded:
@@ -210,7 +218,7 @@ class StateCopy:
         finally:
             self._readers -= 1
             self._takers.pop(taker, None)
-            self._given[list(owed)] -= 1
+            self.release(owed)
 
     def read_now(self) -> bool:
         """True while a taker is under way."""
@@ -240,6 +248,11 @@ class StateCopy:
             raise Unavailable("there is no such chunk")
         owed.extend(chain.from_iterable(map(range, runs[::2], runs[1::2])))
         self._given[list(owed)] += 1
+
+    def release(self, owed: deque[int]) -> None:
+        """Owe them no more."""
+        self._given[list(owed)] -= 1
+        owed.clear()
 
     def chunk(self, index: int) -> bytes:
         """Its bytes. Raises Unavailable when another copy replaced this one: its reader had stalled."""
