@@ -211,7 +211,7 @@ class _Source:
 class _Target:
     """The state that is being taken: which chunks are missing, their bytes, and who was asked for what.
 
-    here: (chunks,) bool, those in the buffer. chunk: bytes of the largest. order: below 1, of chunks equally rare.
+    here: (chunks,) bool, those in the buffer. chunk: bytes of the largest. sources: donors that give it now.
     """
 
     def __init__(self, tree: Tree, needed: list[int], kept: Iterable[int]):
@@ -222,7 +222,11 @@ class _Target:
         self.sources: dict[str, _Source] = {}
         self.here, self._unasked = np.zeros(len(tree), bool), np.zeros(len(tree), bool)
         self.here[list(set(needed) - self.missing)] = self._unasked[list(self.missing)] = True
-        self.order = np.arange(len(tree)) / max(1, len(tree))
+        self._order = np.arange(len(tree)) / max(1, len(tree))  # below 1
+
+    def shuffle(self, seed: str) -> None:
+        """Ask for chunks that are equally rare in an order that follows from this seed, not in their own."""
+        self._order = np.random.default_rng(list(seed.encode())).random(len(self.tree))
 
     @property
     def begun(self) -> bool:
@@ -240,10 +244,9 @@ class _Target:
         """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
         owed, run = source.owed, list[int]()
         size = sum(self.tree.place(index)[1] for index in owed)
-        if size < ahead:
-            free = np.flatnonzero(self._unasked & source.held)
+        if size < ahead and len(free := np.flatnonzero(self._unasked & source.held)):
             copies = np.sum([known for one in self.sources.values() for known in (one.held, one.given)], axis=0)
-            for index in free[np.argsort(copies[free] + self.order[free])[:MOST_ASKED]].tolist():
+            for index in free[np.argsort(copies[free] + self._order[free])[:MOST_ASKED]].tolist():
                 if size >= ahead or len(owed) + len(run) >= MOST_ASKED:
                     break
                 run.append(index)
@@ -381,11 +384,12 @@ class StateClient:
 
     def _meet(self, others: Iterable[str]) -> None:
         """Note who takes the state too. In a crowd each asks in an order of its own."""
+        alone = not self._others
         for other in others:
-            if other != self._own_id and len(self._others) < MOST_KNOWN:
-                self._others.setdefault(other, random.Random(f"{self._own_id} {other}").random())
-        if self._others and self._target is not None:
-            self._target.order = np.random.default_rng(list(self._own_id.encode())).random(len(self._target.tree))
+            if other not in (self._own_id, *self._others) and len(self._others) < MOST_KNOWN:
+                self._others[other] = random.Random(f"{self._own_id} {other}").random()
+        if alone and self._others and self._target is not None:
+            self._target.shuffle(self._own_id)
 
     def _donors_wanted(self, quiet: float) -> int:
         """Count of donors to ask at once. quiet: seconds since something came."""
@@ -466,7 +470,8 @@ class StateClient:
             needed = [index for index in needed if index in chosen]
         kept = set(before.needed) - before.missing - set(tree.differing(before.tree)) if before is not None else set()
         target = self._target = _Target(tree, needed, kept)
-        self._meet(())
+        if self._others:
+            target.shuffle(self._own_id)
         if before is not None:
             before.here[:] = False  # its place is taken: nobody may have it from here
         if self._wanted.lend is not None:
@@ -488,7 +493,7 @@ class StateClient:
                 source.requests.append(deque(run))
                 asked = loop_time()
             if not source.requests:
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
+                await asyncio.sleep(NEWS_SECONDS / 4)  # for what others owe
                 came = loop_time()
                 continue
             async with asyncio.timeout_at(came + self._wanted.timeout):
