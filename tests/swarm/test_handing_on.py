@@ -74,7 +74,21 @@ async def test_a_list_of_nobody_costs_refused_dials(net: Network) -> None:
     donor.donor._snapshot._takers = dict.fromkeys(lists)  # type: ignore[union-attr]
     taker = net.taker(joiner)
     assert_is(await take(taker), STATE)
-    assert list(taker.donors) == [donor.peer_id] and not taker.refused
+    assert list(taker.donors) == [donor.peer_id] and not taker.refused and not taker.problems
+
+
+@pytest.mark.slow
+@over_libp2p
+async def test_who_never_sends_what_it_says_to_hold_is_left_out(net: Network) -> None:
+    async def never(count: int) -> bool:
+        return False
+
+    mute, good = await net.node(STATE), await net.node(STATE)
+    mute.donor._give_way = never
+    net.signed = [mute.record(), good.record(role="aux")]
+    taker = net.taker(timeout=0.5, at_once=1)
+    assert_is(await take(taker), STATE)
+    assert taker.donors[mute.peer_id] == 0 and good.sent == SIZE
 
 
 @pytest.mark.slow

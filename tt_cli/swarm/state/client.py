@@ -404,11 +404,11 @@ class StateClient:
             await self._take_from(donor)
         except DonorRefused as error:
             self.refused[donor] = printable(str(error))
-        except DonorRefuses as error:
-            self._meet(error.others)
-            self.problems[donor] = printable(str(error))
         except Exception as error:  # a donor may fail in any way; the others go on
-            self.problems[donor] = printable(str(error)) or type(error).__name__
+            if isinstance(error, DonorRefuses):
+                self._meet(error.others)
+            if self.donors[donor] or donor not in self._others:  # of whom a donor named it is no news
+                self.problems[donor] = printable(str(error)) or type(error).__name__
         finally:
             self._phases.pop(donor, None)
 
@@ -484,17 +484,18 @@ class StateClient:
         source, most = target.sources[donor], MOST_AHEAD * target.chunk
         while target.missing:
             ahead = min(most, max(LEAST_AHEAD * target.chunk, AHEAD_SECONDS / seconds_per_byte))
-            waits = self._wanted.hold() or loop_time() < source.again
-            run = [] if waits else target.next_for(source, ahead)
+            declined = loop_time() < source.again
             if self._wanted.hold():
                 self._news = loop_time()  # nobody is slow
-            elif run or not (source.requests or loop_time() < asked + NEWS_SECONDS):
-                await stream.ask(request_of(target.tree.digest, run, self._wanted.lend is not None))
+            elif (run := [] if declined else target.next_for(source, ahead)) or not (
+                source.requests or loop_time() < asked + NEWS_SECONDS
+            ):
                 source.requests.append(deque(run))
                 asked = loop_time()
+                await stream.ask(request_of(target.tree.digest, run, self._wanted.lend is not None))
             if not source.requests:
                 await asyncio.sleep(NEWS_SECONDS / 4)  # for what others owe
-                came = loop_time()
+                came = came if declined else loop_time()
                 continue
             async with asyncio.timeout_at(came + self._wanted.timeout):
                 answer = await stream.answer()
@@ -502,11 +503,9 @@ class StateClient:
                 case None:
                     raise ValueError(f"it left off with {len(target.missing)} chunks to go")
                 case ("held", held, given, others):
-                    if declined := source.hear(held, given):
+                    if unsent := source.hear(held, given):
                         source.again = loop_time() + NEWS_SECONDS
-                        target.give_back(declined)
-                    else:
-                        came = loop_time()
+                        target.give_back(unsent)
                     self._meet(others)
                 case ("chunk", index, data) if index in tuple(source.requests[0])[:1]:
                     before, came = came, loop_time()
