@@ -81,7 +81,7 @@ NOT_TAKEN = [
     ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["chunk", 0, b""])], "something else"),
     ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["manifest", MANIFEST])], "something else"),
     ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["held", b"", b"", []])], "than what it holds"),
-    ([msgpack.packb(["manifest", MANIFEST]), HELD, HELD, HELD], "than what it holds"),
+    ([msgpack.packb(["manifest", MANIFEST]), HELD, HELD], "left off with 6 chunks to go"),
     ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["held", bytes(8193), b"", []])], "no answer of a donor"),
 ]
 
@@ -98,6 +98,13 @@ def test_no_answer_is_taken_on_trust(messages: list[bytes], words: str, libp2p: 
     run(libp2p)
 
 
+@pytest.fixture
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request for all chunks."""
+    monkeypatch.setattr(taker_room, "LEAST_AHEAD", 16)
+
+
+@pytest.mark.usefixtures("all_at_once")
 @over_libp2p
 async def test_more_chunks_than_were_asked_for_change_nothing(net: Network) -> None:
     tree, (_, buffer) = state().tree(), copy_of(state())
