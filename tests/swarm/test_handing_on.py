@@ -14,7 +14,8 @@ from swarm.handing import LARGE, RUN, Network, Node, assert_is, copy_of, over_li
 from tt_cli.swarm import wire
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
-from tt_cli.swarm.state.client import StateClient, _Source, _Target, request_of, stream_to
+from tt_cli.swarm.state.chunk_picker import ChunkPicker, Holdings
+from tt_cli.swarm.state.client import StateClient, request_of, stream_to
 from tt_cli.swarm.state.server import StateCopy, Unavailable
 
 STATE = state(shapes=LARGE)
@@ -164,13 +165,13 @@ def test_what_is_read_when_it_is_complete_stays_until_nobody_reads_it() -> None:
 
 def test_what_the_fewest_have_is_asked_first() -> None:
     tree = state().tree()
-    target, sources = _Target(tree, list(range(len(tree))), ()), [_Source(len(tree)) for _ in range(3)]
+    target, sources = ChunkPicker(tree, list(range(len(tree))), ()), [Holdings(len(tree)) for _ in range(3)]
     target.sources = dict(zip("abc", sources, strict=True))
     donor, one, other = sources
     donor.held[:] = True
     donor.given[[0, 1, 2]] = one.held[[0, 1]] = other.held[[1, 5]] = True
 
-    def asked(source: _Source, ahead: float) -> list[int]:
+    def asked(source: Holdings, ahead: float) -> list[int]:
         source.requests.append(deque(target.next_for(source, ahead)))
         return list(source.requests[-1])
 

@@ -456,10 +456,6 @@ class Averager(StateBridge, DecentralizedAverager):
         for fetch in self._fetches:
             fetch.cancel()
 
-    async def give_way(self, count: int) -> bool:
-        """Rounds come first on this peer's line."""
-        return await self._line.give_way(count)
-
     def taking_may_wait(self) -> bool:
         """A state that is taken over leaves the line to an average, which the others will not keep for long."""
         return bool(self._fetches)

@@ -22,6 +22,7 @@ from tt_cli.supervisor.processes import keep_objects_shared
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import read_records
@@ -53,6 +54,7 @@ class StateBridge:
     clock: Clock
     prefix: str
     client_mode: bool
+    _line: BandwidthLimiter
     serializer: Any
     _outer_pipe: Any
 
@@ -65,7 +67,7 @@ class StateBridge:
         self._source, self._read_tree = source, read_tree
         self._membership = membership_at(dht)
         self._passage = Passage()
-        self._server = StateServer(self._offer, read_tree, self._count_sent, self._membership, self.give_way)
+        self._server = StateServer(self._offer, read_tree, self._count_sent, self._membership, self._line.give_way)
         self._services = self._server, DialBack()
         self._taking: asyncio.Task[None] | None = None
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
@@ -146,10 +148,6 @@ class StateBridge:
 
     def _count_sent(self, count: int) -> None:
         self.traffic[0] += count
-
-    async def give_way(self, count: int) -> bool:
-        """Wait until so many bytes of a state may go out; False where that would take long."""
-        return True
 
     def taking_may_wait(self) -> bool:
         """Tell whether a state that is taken over leaves the line to something else for now."""

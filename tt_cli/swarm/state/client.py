@@ -20,10 +20,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import runtime_pb2
 
@@ -33,6 +31,7 @@ from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
+from tt_cli.swarm.state.chunk_picker import ChunkPicker, DonorRefused, Holdings
 from tt_cli.swarm.state.server import StateCopy, StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
@@ -47,7 +46,6 @@ HEDGE_SECONDS = 1.0  # without news: one more donor is asked
 RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
 AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD = 0.5, 2, 16  # asked of a donor: chunks of the largest size
-MOST_ASKED = 64  # of any size
 LOOK_AGAIN_SECONDS = 0.05
 NAMES = 8
 # next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
@@ -56,10 +54,6 @@ PATIENCE = 3
 
 Phase = Literal["asked", "waiting", "giving"]
 """Of a donor: its manifest has not come; it offers another state than the one that most hold; it sends chunks."""
-
-
-class DonorRefused(Exception):
-    """A donor sent what no honest one sends: it is not asked again."""
 
 
 class DonorRefuses(ValueError):
@@ -178,96 +172,6 @@ class ReceivedState:
         return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
 
 
-class _Source:
-    """What one donor holds of a state of so many chunks, gave to somebody, and owes this taker.
-
-    requests: the chunks of each that are still to come, in their order. again: when it may be asked for more.
-    """
-
-    def __init__(self, chunks: int):
-        self.held, self.given = np.zeros(chunks, bool), np.zeros(chunks, bool)
-        self.requests = deque[deque[int]]()
-        self.again = -math.inf
-
-    @property
-    def owed(self) -> list[int]:
-        """Chunks that are to come, in their order."""
-        return list(chain.from_iterable(self.requests))
-
-    def hear(self, held: bytes, given: bytes) -> deque[int]:
-        """Note what it says after a request. Returns the chunks of that which it does not send.
-
-        Raises DonorRefused where it is nothing of this state.
-        """
-        if not self.requests or {len(held), len(given)} != {-(-len(self.held) // 8)}:
-            raise DonorRefused("it sent something else than what it holds")
-        self.held, self.given = (
-            np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.held), bitorder="little").astype(bool)
-            for bits in (held, given)
-        )
-        return self.requests.popleft()
-
-
-class _Target:
-    """The state that is being taken: which chunks are missing, their bytes, and who was asked for what.
-
-    here: (chunks,) bool, those in the buffer. chunk: bytes of the largest. sources: donors that give it now.
-    """
-
-    def __init__(self, tree: Tree, needed: list[int], kept: Iterable[int]):
-        self.tree, self.needed = tree, needed
-        self.missing = set(needed).difference(kept)
-        self.bytes_missing = sum(tree.place(index)[1] for index in self.missing)
-        self.chunk = max((tree.place(index)[1] for index in needed), default=1)
-        self.sources: dict[str, _Source] = {}
-        self.here, self._unasked = np.zeros(len(tree), bool), np.zeros(len(tree), bool)
-        self.here[list(set(needed) - self.missing)] = self._unasked[list(self.missing)] = True
-        self._order = np.arange(len(tree)) / max(1, len(tree))  # below 1
-
-    def shuffle(self, seed: str) -> None:
-        """Ask for chunks that are equally rare in an order that follows from this seed, not in their own."""
-        self._order = np.random.default_rng(list(seed.encode())).random(len(self.tree))
-
-    @property
-    def begun(self) -> bool:
-        """True when chunks of it are there."""
-        return len(self.missing) < len(self.needed)
-
-    def received(self, index: int) -> None:
-        """A verified chunk lies in the buffer; it may have been there already."""
-        if index in self.missing:
-            self.missing.remove(index)
-            self.bytes_missing -= self.tree.place(index)[1]
-            self.here[index] = True
-
-    def next_for(self, source: _Source, ahead: float) -> list[int]:
-        """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
-        owed, run = source.owed, list[int]()
-        size = sum(self.tree.place(index)[1] for index in owed)
-        if size < ahead and len(free := np.flatnonzero(self._unasked & source.held)):
-            copies = np.sum([known for one in self.sources.values() for known in (one.held, one.given)], axis=0)
-            for index in free[np.argsort(copies[free] + self._order[free])[:MOST_ASKED]].tolist():
-                if size >= ahead or len(owed) + len(run) >= MOST_ASKED:
-                    break
-                run.append(index)
-                size += self.tree.place(index)[1]
-        self._unasked[run] = False
-        return sorted(run if run or owed or self._unasked.any() else self._owed_last(source))
-
-    def give_back(self, owed: Iterable[int]) -> None:
-        """What a donor owed and does not send is asked of others."""
-        elsewhere = set(chain.from_iterable(source.owed for source in self.sources.values()))
-        self._unasked[[index for index in owed if index in self.missing and index not in elsewhere]] = True
-
-    def _owed_last(self, source: _Source) -> list[int]:
-        """The chunk for which, as things stand, the taker would wait longest; none if two were asked for each."""
-        queues = [other.owed for other in self.sources.values()]
-        places = {i: place for owed in queues for place, i in enumerate(owed) if i in self.missing and source.held[i]}
-        times = Counter(chain.from_iterable(queues))
-        once = [index for index in places if times[index] < 2]
-        return [max(once, key=lambda index: places[index])] if once else []
-
-
 @dataclass(frozen=True)
 class WantedState:
     """The state that is to be taken, and the manner."""
@@ -293,7 +197,7 @@ class StateClient:
         self._connect, self._signatures = partial(stream_to, p2p, namespace), signatures
         self._own_id = str(p2p.peer_id)
         self._buffer, self._wanted = buffer, wanted
-        self._target: _Target | None = None
+        self._target: ChunkPicker | None = None
         self._tried: dict[str, float] = {}  # donor → when it ended, infinite until then
         self._phases: dict[str, Phase] = {}  # of the donors under way
         self._others: dict[str, float] = {}  # who takes this state too → its place in this peer's own order
@@ -426,7 +330,7 @@ class StateClient:
             self._phases[donor] = "giving"
             self.donors[donor] += 0
             self._news = loop_time()
-            source = target.sources[donor] = _Source(len(tree))
+            source = target.sources[donor] = Holdings(len(tree))
             source.requests.extend([deque()] if wanted == tree.digest else [])
             try:
                 await self._read_chunks(donor, stream, target)
@@ -445,7 +349,7 @@ class StateClient:
                 return tree
         raise DonorRefused("it sent a chunk before the manifest")
 
-    async def _agree_on(self, tree: Tree) -> _Target:
+    async def _agree_on(self, tree: Tree) -> ChunkPicker:
         """All donors give one state: the one that is being taken, else the one that most hold.
 
         A donor that offers another one waits for what those say that were asked too; theirs is taken if it is that.
@@ -461,7 +365,7 @@ class StateClient:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return target
 
-    def _aim_at(self, tree: Tree) -> _Target:
+    def _aim_at(self, tree: Tree) -> ChunkPicker:
         """Take this state from now on; chunks that have come already and are alike in it are kept."""
         before = self._target
         needed = tree.differing(self._wanted.own) if self._wanted.own is not None else list(range(len(tree)))
@@ -469,7 +373,7 @@ class StateClient:
             chosen = set(self._wanted.select(tree))
             needed = [index for index in needed if index in chosen]
         kept = set(before.needed) - before.missing - set(tree.differing(before.tree)) if before is not None else set()
-        target = self._target = _Target(tree, needed, kept)
+        target = self._target = ChunkPicker(tree, needed, kept)
         if self._others:
             target.shuffle(self._own_id)
         if before is not None:
@@ -478,18 +382,17 @@ class StateClient:
             self._wanted.lend(StateCopy(tree, self._buffer, target.here))
         return target
 
-    async def _read_chunks(self, donor: str, stream: DonorStream, target: _Target) -> None:
+    async def _read_chunks(self, donor: str, stream: DonorStream, target: ChunkPicker) -> None:
         """Ask for chunks, a little ahead of those that come, until nothing is missing."""
         seconds_per_byte, came, asked = AHEAD_SECONDS / LEAST_AHEAD / target.chunk, loop_time(), -math.inf
         source, most = target.sources[donor], MOST_AHEAD * target.chunk
         while target.missing:
             ahead = min(most, max(LEAST_AHEAD * target.chunk, AHEAD_SECONDS / seconds_per_byte))
             declined = loop_time() < source.again
+            due = not source.requests and loop_time() >= asked + NEWS_SECONDS
             if self._wanted.hold():
                 self._news = loop_time()  # nobody is slow
-            elif (run := [] if declined else target.next_for(source, ahead)) or not (
-                source.requests or loop_time() < asked + NEWS_SECONDS
-            ):
+            elif (run := [] if declined else target.next_for(source, ahead)) or due:
                 source.requests.append(deque(run))
                 asked = loop_time()
                 await stream.ask(request_of(target.tree.digest, run, self._wanted.lend is not None))
@@ -514,7 +417,7 @@ class StateClient:
                 case _:
                     raise DonorRefused("it sent something else than the chunks that were asked for")
 
-    async def _keep(self, donor: str, index: int, data: bytes, target: _Target) -> None:
+    async def _keep(self, donor: str, index: int, data: bytes, target: ChunkPicker) -> None:
         """Verify a chunk, the first of those that this donor owes, and put it into the buffer."""
         if not await asyncio.to_thread(target.tree.holds, index, data):
             raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")

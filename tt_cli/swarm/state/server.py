@@ -96,8 +96,8 @@ class StateServer(ServicerBase):
         """
         taker, others = str(context.remote_id), tuple[str, ...]()
         try:
-            for copy in filter(None, (self._snapshot, self._lent)):
-                others = copy.others(taker) or others
+            if copy := self._lent or self._snapshot:
+                others = copy.others(taker)
             user = self._membership.admit_again(taker).casefold() or taker
             with self._places.one(user):
                 request = await self._next_request(requests, taker)
@@ -145,13 +145,11 @@ class StateServer(ServicerBase):
     async def _copy_for(self, digest: str) -> StateCopy:
         """The copy with this digest; or one that is taken or read now; or a new one of the present state."""
         snapshot = self._snapshot if self._making is None else None
-        for copy in filter(None, (snapshot, self._lent)):
-            if copy.tree.digest == digest:
+        for copy in filter(None, (self._lent, snapshot)):
+            if copy.tree.digest == digest or (copy.read_now() and copy is not self._lent):
                 return copy
         if self._lent is not None:  # nobody wants the state that this peer leaves
             return self._lent
-        if snapshot is not None and snapshot.read_now():
-            return snapshot
         if self._making is None:
             self._making = asyncio.create_task(self._make())
         try:
