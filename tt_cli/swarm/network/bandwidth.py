@@ -24,7 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -136,6 +136,7 @@ class BandwidthLimiter:
         self._most, self._meter, self._clock = caps[0], meter, clock
         self._round, self._free_until = TokenBucket(math.inf, clock), math.inf
         self._rest: TokenBucket | None = None  # for states, in a round
+        self._over = asyncio.Event()
         self.capped = max_upload is not None or max_download is not None
 
     @property
@@ -148,7 +149,7 @@ class BandwidthLimiter:
     def begin(self, slow: bool) -> None:
         """A round begins. slow: this line is, among the members'."""
         rate = self._meter.rate if self._meter is not None else 0.0
-        self._rest = TokenBucket(max(LEAST_REST, REST * 1e3 * self.upload), self._clock)
+        self._rest, self._over = TokenBucket(max(LEAST_REST, REST * 1e3 * self.upload), self._clock), asyncio.Event()
         if slow and rate:
             self._round = TokenBucket(PACE * rate, self._clock)
             self._free_until = self._clock() + FREE_SECONDS
@@ -156,6 +157,7 @@ class BandwidthLimiter:
     def end(self) -> None:
         """The round is over."""
         self._free_until, self._rest = math.inf, None
+        self._over.set()
 
     async def give_way(self, count: int) -> bool:
         """Wait until so many bytes of a state may go: at once, in a round at the rest's rate. False: that is long."""
@@ -163,7 +165,8 @@ class BandwidthLimiter:
             now = self._clock()
             if rest.charge(0) > now + REST_SECONDS:
                 return False
-            await asyncio.sleep(rest.charge(count * OVERHEAD) - now)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), rest.charge(count * OVERHEAD) - now)
         return True
 
     @asynccontextmanager

@@ -244,6 +244,7 @@ class StateCopy:
             raise Unavailable("it holds another state")
         if runs and runs[-1] > len(self.tree):
             raise Unavailable("there is no such chunk")
+        self._read_at = loop_time()
         owed.extend(chain.from_iterable(map(range, runs[::2], runs[1::2])))
         self._given[list(owed)] += 1
 
