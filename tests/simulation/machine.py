@@ -82,19 +82,19 @@ class ClaimedLine(BandwidthLimiter):
         self.upload = upload
 
 
-def measured_line(network: Network, number: int) -> BandwidthLimiter:
+def measured_line(network: Network, number: int, kind: type[BandwidthLimiter] = BandwidthLimiter) -> BandwidthLimiter:
     """A line that measures what it carries, as in production: by what arrived at the others."""
     assert network.lines is not None, "a line without a limit cannot be measured"
     clock = asyncio.get_running_loop().time
     meter = UploadMeter(functools.partial(network.lines.acknowledged, number), clock)
-    return BandwidthLimiter(meter=meter, clock=clock)
+    return kind(meter=meter, clock=clock)
 
 
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    pace: seconds of a micro-batch. idle: it computes none. line: its own; without, it is measured where lines are
-    limited. stops: see `Process`. skew: see `VirtualClock`.
+    pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. line: its own; without, it is
+    measured where lines are limited. stops: see `Process`. skew: see `VirtualClock`.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
@@ -102,6 +102,7 @@ class Machine:
         self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
         self._line, self.idle = ways.get("line"), ways.get("idle", False)
+        self._gradients = ways.get("gradients") or gradient_of(number)
         self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
@@ -150,7 +151,7 @@ class Machine:
         self.clock.thread(self._train, "trainer")
 
     def _train(self) -> None:
-        gradients, loss, collaboration = gradient_of(self.number), torch.ones(()), self.collaboration
+        gradients, loss, collaboration = self._gradients, torch.ones(()), self.collaboration
         try:
             collaboration.synchronise()
             while not self.process.dead:

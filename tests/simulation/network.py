@@ -143,10 +143,16 @@ class Channel:
             with self._limiter.writing() if self._limiter is not None else contextlib.nullcontext():
                 if self._limiter is not None:
                     await self._limiter.send(self._network.lines.size(self._what, message))
-                while self._unread >= WINDOW:
-                    self._read.clear()
-                    await self._read.wait()
+                await self._room(WINDOW)
         self.put(message)
+        if self._network.lines is not None:
+            await self._room(2 * WINDOW)  # a message longer than the room is written as it is read
+
+    async def _room(self, most: int) -> None:
+        """Wait until less than so many bytes were sent and not read."""
+        while self._unread >= most:
+            self._read.clear()
+            await self._read.wait()
 
     def put(self, item: Any) -> None:
         """Send a message at once; None ends the stream."""

@@ -90,9 +90,13 @@ class Network:
     def records(self) -> list[PeerRecord]:
         return [node.record() for node in self.nodes] if self.signed is None else self.signed
 
-    def taker(self, **more: Any) -> StateClient:
+    def taker(self, node: Node | None = None, **more: Any) -> StateClient:
+        """node: hands on what comes of the state; without, nobody does."""
+        if node is not None:
+            more["lend"] = node.donor.lend
         wanted = WantedState(**{"read_tree": read_tree, "timeout": 5.0, **more})
-        return StateClient(self._taking, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
+        p2p = self._taking if node is None else node.p2p
+        return StateClient(p2p, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
 
 
 def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[Libp2p], None]:

@@ -45,6 +45,7 @@ class Answers(StateServer):
             yield runtime_pb2.ExpertInfo(serialized_info=message)
             if number == 0:
                 await anext(requests)  # of the manifest
+            elif number == 1 and message == HELD:
                 await anext(requests, None)
         with suppress(TimeoutError):  # what is on its way when a donor hangs up is lost
             async with asyncio.timeout(0.5 if self.messages else 0.0):
@@ -54,6 +55,7 @@ class Answers(StateServer):
 
 Answers.__name__ = StateServer.__name__  # the name under which libp2p knows the service
 MANIFEST = state().tree().manifest()
+HELD = msgpack.packb(["held", b"\x3f", b"\0", []])  # all six chunks, and none given away
 LATER = StateTree.of(RUN, 5, {"other": torch.ones(3)}, {}).manifest()
 
 
@@ -68,11 +70,19 @@ NOT_TAKEN = [
     ([msgpack.packb(["manifest", bytes(2**21 + 2**11)])], "no answer of a donor"),
     ([msgpack.packb(["manifest", LATER])], "other tensors than this model's"),
     ([msgpack.packb(["chunk", 0, b"x"])], "a chunk before the manifest"),
-    ([msgpack.packb(["refused", "no\x1b[2J"])], r"it refuses: no \[2J"),
+    ([msgpack.packb(["refused", "no\x1b[2J", []])], r"it refuses: no \[2J"),
+    ([msgpack.packb(["refused", "no", ["x" * 129]])], "no answer of a donor"),
+    ([msgpack.packb(["refused", "no", ["x"] * 17])], "no answer of a donor"),
+    ([msgpack.packb(["refused", "no", ["x\x1b[2J"]])], "no answer of a donor"),
     ([msgpack.packb(["manifest", MANIFEST])], "left off with 6 chunks to go"),
-    ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["chunk", 1, b""])], "something else"),
-    ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["chunk", 0, b""])], r"bias\[0\] is not what"),
+    ([msgpack.packb(["manifest", MANIFEST]), HELD], "left off with 6 chunks to go"),
+    ([msgpack.packb(["manifest", MANIFEST]), HELD, msgpack.packb(["chunk", 1, b""])], "something else"),
+    ([msgpack.packb(["manifest", MANIFEST]), HELD, msgpack.packb(["chunk", 0, b""])], r"bias\[0\] is not what"),
+    ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["chunk", 0, b""])], "something else"),
     ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["manifest", MANIFEST])], "something else"),
+    ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["held", b"", b"", []])], "than what it holds"),
+    ([msgpack.packb(["manifest", MANIFEST]), HELD, HELD], "left off with 6 chunks to go"),
+    ([msgpack.packb(["manifest", MANIFEST]), msgpack.packb(["held", bytes(8193), b"", []])], "no answer of a donor"),
 ]
 
 
@@ -88,18 +98,25 @@ def test_no_answer_is_taken_on_trust(messages: list[bytes], words: str, libp2p: 
     run(libp2p)
 
 
+@pytest.fixture
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request for all chunks."""
+    monkeypatch.setattr(taker_room, "LEAST_AHEAD", 16)
+
+
+@pytest.mark.usefixtures("all_at_once")
 @over_libp2p
 async def test_more_chunks_than_were_asked_for_change_nothing(net: Network) -> None:
     tree, (_, buffer) = state().tree(), copy_of(state())
     chunks = [msgpack.packb(["chunk", i, buffer.read(*tree.place(i))]) for i in range(len(tree))]
-    await net.node(state(), Answers(msgpack.packb(["manifest", MANIFEST]), *chunks, chunks[0]))
+    await net.node(state(), Answers(msgpack.packb(["manifest", MANIFEST]), HELD, *chunks, chunks[0]))
     assert_is(await take(net.taker()), state())
 
 
 @given(st.sets(st.integers(0, 3000)))
 def test_a_request_is_what_was_asked_for(chunks: set[int]) -> None:
-    digest, runs = wire.STATE_REQUEST.read(request_of("ab" * 32, sorted(chunks)))
-    assert digest == "ab" * 32
+    digest, runs, hands_on = wire.STATE_REQUEST.read(request_of("ab" * 32, sorted(chunks), True))
+    assert digest == "ab" * 32 and hands_on
     assert [i for first, end in zip(runs[::2], runs[1::2], strict=True) for i in range(first, end)] == sorted(chunks)
 
 
@@ -111,7 +128,7 @@ def test_a_long_request_is_not_read() -> None:
 @pytest.mark.parametrize("runs", [[2, 1], [1, 1], [1], [-1, 2], [1, 2**32], [0, True]])
 def test_runs_that_cannot_be_are_refused(runs: list[int]) -> None:
     with pytest.raises(wire.MalformedMessage):
-        wire.STATE_REQUEST.read(msgpack.packb(["ab" * 32, runs]))
+        wire.STATE_REQUEST.read(msgpack.packb(["ab" * 32, runs, False]))
 
 
 def test_what_a_donor_says_cannot_move_the_cursor() -> None:

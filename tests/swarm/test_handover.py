@@ -48,8 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small states, too, come from several donors."""
-    monkeypatch.setattr(taker_room, "SHARE_BYTES", 2**19)
-    monkeypatch.setattr(taker_room, "LEAST_AHEAD", 2**16)
+    monkeypatch.setattr(taker_room, "SHARE", 1)
+    monkeypatch.setattr(taker_room, "LEAST_AHEAD", 2**-4)
 
 
 @over_libp2p

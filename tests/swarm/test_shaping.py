@@ -52,7 +52,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(bandwidth, "asyncio", SimpleNamespace(sleep=clock.sleep))
+    monkeypatch.setattr(bandwidth, "asyncio", SimpleNamespace(sleep=clock.sleep, Event=asyncio.Event))
     yield clock
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
@@ -40,13 +43,16 @@ class Peer:
 
     copies = 0
 
-    def __init__(self, run: RunConfig, folder: Path, known: list[str], stack: ExitStack):
+    def __init__(self, run: RunConfig, folder: Path, known: list[str], stack: ExitStack, **ways: Any):
         self.run, self.identity = run, claim_identity(folder, "trainer")
         self.state: TrainingState | None = None
-        self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1", client_mode=bool(known))
+        client, line = ways.get("client_mode", bool(known)), ways.get("line")
+        self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1", client_mode=client)
         stack.callback(stop_dht, self.dht)
         read_tree = partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
-        self.averager = Averager(run, self.dht, self.identity.key, {}, source=self._source, read_tree=read_tree)
+        self.averager = Averager(
+            run, self.dht, self.identity.key, {}, source=self._source, read_tree=read_tree, line=line
+        )
         stack.callback(self.averager.shutdown)
         self.board = PeerDirectory(run, self.dht, self.identity)
         self.board.start()
@@ -130,6 +136,26 @@ def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> 
     assert memory_files() == 0
     with taker.take().chunks as chunks:
         assert len(chunks) == 6
+
+
+def test_who_finds_no_place_takes_from_who_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_cli.swarm.state.server.MAX_TAKERS", 1)
+    run, folders = tiny_run(), [tmp_path / name for name in ("donor", "one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        donor = Peer(run, folders[0], [], stack, line=BandwidthLimiter(max_upload=8e6))
+        known = addresses_of(donor.dht)
+        one, other = (Peer(run, folder, known, stack, client_mode=False) for folder in folders[1:])
+        sent = donor.hold(3, seed=3)
+        first = pool.submit(one.take)
+        while not one.averager.traffic[1].item():
+            time.sleep(0.01)
+        for taken in (other.take(), first.result()):
+            with taken.chunks as chunks:
+                assert received_state(taken.tree, chunks.whole(), "").digest() == sent.digest()
+        assert one.averager.traffic[0] == taken.received == donor.averager.traffic[0], "each sent it once"
+        assert one.copies == 0, "from the memory in which it took it"
 
 
 def test_hivemind_s_own_door_is_closed(peers: list[Peer]) -> None:

@@ -81,16 +81,26 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Runs = Annotated[Rising, AfterValidator(_even)]  # of chunks: first, end, first, end, …
 MAX_MANIFEST = 2**21
 
+MOST_LISTED = 16  # peer ids
+
 STATE_REQUEST = Form(
-    "request for a state", tuple[Annotated[str, Field(max_length=64)], Runs], ("ab" * 32, (1, 3, 5, 6))
+    "request for a state", tuple[Annotated[str, Field(max_length=64)], Runs, bool], ("ab" * 32, (1, 3, 5, 6), True)
 )
-"""(digest of the state, runs of chunks)"""
+"""(digest of the state, runs of chunks, whether who asks hands on what it takes)"""
+
+ChunkSet = Annotated[bytes, Field(max_length=2**13)]  # a bit for each chunk, the first in the lowest bit
+Takers = Annotated[
+    tuple[Annotated[str, Field(max_length=128, pattern="^[1-9A-HJ-NP-Za-km-z]+$")], ...], Field(max_length=MOST_LISTED)
+]
 
 Answer = (
     tuple[Literal["manifest"], Annotated[bytes, Field(max_length=MAX_MANIFEST)]]
     | tuple[Literal["chunk"], Count, bytes]
-    | tuple[Literal["refused"], Words]
+    | tuple[Literal["held"], ChunkSet, ChunkSet, Takers]
+    | tuple[Literal["refused"], Words, Takers]
 )
+"""held: chunks that are here, those of them that others were given, who takes this state too"""
+
 STATE_ANSWER = Form[Answer](
     "answer of a donor",
     Answer,  # type: ignore[arg-type] # a union, like what is annotated, is no class to mypy

@@ -9,6 +9,7 @@ Notable:
 - what it carries is measured in rounds: the most that the others' kernels acknowledged in a second (`UploadMeter`). No
   buffer counts, and no line is tested. A round of less than a second says nothing, and needs no shares by bandwidth.
   One in which the line had less to send than it could says how much it carries at least, and lowers nothing;
+- rounds come first: while one moves bytes, chunks of states get a twentieth of the line, or 1 Mbit/s;
 - who has a slow line among the members keeps its own queue short: written ahead of the line, its parts made rounds a
   quarter longer (why was not looked for). The first seconds of a round go as fast as they can, and are measured.
 
@@ -23,7 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ ACKNOWLEDGED = 0.03  # an acknowledgement of 66 bytes for every second segment
 RESERVED = 20_000.0  # bits a second, at most a tenth of the cap
 PIECE = 2**15
 PACE, FREE_SECONDS = 0.92, 2.0  # of what a slow line carries; of a round, in which nothing waits for that
+REST, LEAST_REST, REST_SECONDS = 1 / 20, 1e6, 10.0  # for states in rounds: of the line; bits a second; to wait for that
 LOOK_SECONDS, WINDOW_SECONDS, ROUNDS = 0.25, 1.0, 5  # at what was sent; in which that is counted; that count
 STRAINED = 0.5  # of the looks at a round: as often something must wait to be sent
 CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that is not saved
@@ -133,6 +135,8 @@ class BandwidthLimiter:
         self._up, self._down = (TokenBucket(cap, clock) for cap in caps)
         self._most, self._meter, self._clock = caps[0], meter, clock
         self._round, self._free_until = TokenBucket(math.inf, clock), math.inf
+        self._rest: TokenBucket | None = None  # for states, in a round
+        self._over = asyncio.Event()
         self.capped = max_upload is not None or max_download is not None
 
     @property
@@ -145,13 +149,25 @@ class BandwidthLimiter:
     def begin(self, slow: bool) -> None:
         """A round begins. slow: this line is, among the members'."""
         rate = self._meter.rate if self._meter is not None else 0.0
+        self._rest, self._over = TokenBucket(max(LEAST_REST, REST * 1e3 * self.upload), self._clock), asyncio.Event()
         if slow and rate:
             self._round = TokenBucket(PACE * rate, self._clock)
             self._free_until = self._clock() + FREE_SECONDS
 
     def end(self) -> None:
         """The round is over."""
-        self._free_until = math.inf
+        self._free_until, self._rest = math.inf, None
+        self._over.set()
+
+    async def give_way(self, count: int) -> bool:
+        """Wait until so many bytes of a state may go: at once, in a round at the rest's rate. False: that is long."""
+        if (rest := self._rest) is not None:
+            now = self._clock()
+            if rest.charge(0) > now + REST_SECONDS:
+                return False
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), rest.charge(count * OVERHEAD) - now)
+        return True
 
     @asynccontextmanager
     async def measured(self, slow: bool) -> AsyncIterator[None]:

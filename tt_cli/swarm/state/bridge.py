@@ -22,6 +22,7 @@ from tt_cli.supervisor.processes import keep_objects_shared
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import read_records
@@ -52,6 +53,8 @@ class StateBridge:
     traffic: torch.Tensor
     clock: Clock
     prefix: str
+    client_mode: bool
+    _line: BandwidthLimiter
     serializer: Any
     _outer_pipe: Any
 
@@ -64,7 +67,8 @@ class StateBridge:
         self._source, self._read_tree = source, read_tree
         self._membership = membership_at(dht)
         self._passage = Passage()
-        self._services = StateServer(self._offer, read_tree, self._count_sent, self._membership), DialBack()
+        self._server = StateServer(self._offer, read_tree, self._count_sent, self._membership, self._line.give_way)
+        self._services = self._server, DialBack()
         self._taking: asyncio.Task[None] | None = None
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
 
@@ -156,7 +160,7 @@ class StateBridge:
 
     async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
         self._taking = asyncio.current_task()
-        received_before = 0
+        received_before, complete = 0, False
 
         def count(received: int, total: int) -> None:
             nonlocal received_before
@@ -180,16 +184,19 @@ class StateBridge:
                     on_bytes=count,
                     at_once=at_once,
                     hold=self.taking_may_wait,
+                    lend=None if self.client_mode else self._server.lend,
                 ),
             )
             state = await taker.take()
-            outcome = state.donors, state.received, state.refused, state.lost
+            outcome, complete = (state.donors, state.received, state.refused, state.lost), True
             future.set_result((state.tree.manifest(), list(state.chunks), *outcome))
         except NoState as error:
             future.set_exception(error)
         except Exception as error:
             future.set_exception(NoState(f"{type(error).__name__}: {error}"))
             raise
+        finally:
+            self._server.end_lending(complete)
 
     async def _drop_taking(self) -> None:
         if self._taking is not None:

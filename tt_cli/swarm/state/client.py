@@ -4,18 +4,22 @@ A manifest is believed only when members signed its root; then the chunks that t
 shared out among donors of this one state, a few ahead of what each has sent, so that a faster one gives more. In the
 end chunks that one donor still owes are asked of another too: who is slow, or dead, does not hold up the last ones.
 What came is kept whatever happens to its donor.
+
+Donors name others who take the same state. Those are asked for what they have of it, in an order of one's own, and have
+what is here. Of each is asked first what the fewest are known to have, or were given (rarest first, as in BitTorrent):
+so those who hold all need give each chunk about once, however many come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 from hivemind.p2p import P2P, PeerID
@@ -27,18 +31,21 @@ from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.server import StateServer
+from tt_cli.swarm.state.chunk_picker import ChunkPicker, DonorRefused, Holdings
+from tt_cli.swarm.state.server import StateCopy, StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
 RESUME_SECONDS = 60.0  # what has come is not given up before nothing more came for so long
 HEAD_SECONDS = 30.0  # more than between chunks: the donor may be making a step, and then copies its state
 STREAMS = 4  # donors at once
-SHARE_BYTES = 2**24  # for less than this another donor is not worth the copy of the state that it would make
+PASSING, MOST_KNOWN = 8, 64  # of those who take the state too: at once, and names that are kept
+NEWS_SECONDS = 1.0  # before somebody is asked again what it has
+SHARE = 16  # chunks: for less another donor is not worth the copy of the state that it would make
 HEDGE_SECONDS = 1.0  # without news: one more donor is asked
 RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
-AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # asked of a donor: bytes, and chunks
+AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD = 0.5, 2, 16  # asked of a donor: chunks of the largest size
 LOOK_AGAIN_SECONDS = 0.05
 NAMES = 8
 # next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
@@ -49,8 +56,12 @@ Phase = Literal["asked", "waiting", "giving"]
 """Of a donor: its manifest has not come; it offers another state than the one that most hold; it sends chunks."""
 
 
-class DonorRefused(Exception):
-    """A donor sent what no honest one sends: it is not asked again."""
+class DonorRefuses(ValueError):
+    """A donor hands over nothing, or no more. others: who takes the state too."""
+
+    def __init__(self, words: str, others: tuple[str, ...]):
+        super().__init__(f"it refuses: {words}")
+        self.others = others
 
 
 class DonorStream:
@@ -68,7 +79,7 @@ class DonorStream:
             await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=request), self._writer)
 
     async def answer(self) -> wire.Answer | None:
-        """Its next answer; None when it hung up, or its connection broke. Raises ValueError for a refusal."""
+        """Its next answer; None when it hung up, or its connection broke. Raises DonorRefuses for a refusal."""
         try:
             message, error = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -80,7 +91,7 @@ class DonorStream:
         except wire.MalformedMessage as malformed:
             raise DonorRefused(f"it sent {malformed}") from None
         if answer[0] == "refused":
-            raise ValueError(f"it refuses: {answer[1]!s}")
+            raise DonorRefuses(answer[1], answer[2])
         return answer
 
 
@@ -94,15 +105,18 @@ async def stream_to(p2p: P2P, namespace: str, donor: str) -> AsyncIterator[Donor
         yield DonorStream(reader, writer)
 
 
-def request_of(digest: str, chunks: Sequence[int]) -> bytes:
-    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …]."""
+def request_of(digest: str, chunks: Sequence[int], hands_on: bool = False) -> bytes:
+    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …].
+
+    hands_on: who asks gives others what it takes.
+    """
     runs: list[int] = []
     for index in chunks:
         if runs and runs[-1] == index:
             runs[-1] = index + 1
         else:
             runs += [index, index + 1]
-    return wire.STATE_REQUEST.pack((digest, tuple(runs)))
+    return wire.STATE_REQUEST.pack((digest, tuple(runs), hands_on))
 
 
 class NoState(TTError):
@@ -158,56 +172,6 @@ class ReceivedState:
         return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
 
 
-class _Target:
-    """The state that is being taken: which chunks are missing, their bytes, and who was asked for what.
-
-    asked: donor → chunks it has yet to send, in their order.
-    """
-
-    def __init__(self, tree: Tree, needed: list[int], kept: Iterable[int]):
-        self.tree, self.needed = tree, needed
-        self.missing = set(needed).difference(kept)
-        self.bytes_missing = sum(tree.place(index)[1] for index in self.missing)
-        self.asked: dict[str, deque[int]] = {}
-        self._unasked = deque(sorted(self.missing))
-
-    @property
-    def begun(self) -> bool:
-        """True when chunks of it are there."""
-        return len(self.missing) < len(self.needed)
-
-    def received(self, index: int) -> None:
-        """A verified chunk lies in the buffer; it may have been there already."""
-        if index in self.missing:
-            self.missing.remove(index)
-            self.bytes_missing -= self.tree.place(index)[1]
-
-    def next_for(self, donor: str, ahead: float) -> list[int]:
-        """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
-        owed = self.asked.setdefault(donor, deque())
-        size = sum(self.tree.place(index)[1] for index in owed)
-        run: list[int] = []
-        while self._unasked and size < ahead and len(owed) + len(run) < MOST_ASKED:
-            run.append(self._unasked.popleft())
-            size += self.tree.place(run[-1])[1]
-        run = sorted(run if run or owed else self._owed_last())
-        owed.extend(run)
-        return run
-
-    def give_back(self, donor: str) -> None:
-        """This donor sends nothing any more: what it owes is asked of others."""
-        owed = self.asked.pop(donor, deque())
-        elsewhere = set(chain.from_iterable(self.asked.values()))
-        self._unasked.extendleft(i for i in reversed(owed) if i in self.missing and i not in elsewhere)
-
-    def _owed_last(self) -> list[int]:
-        """The chunk for which, as things stand, the taker would wait longest; none if two were asked for each."""
-        places = {i: place for owed in self.asked.values() for place, i in enumerate(owed) if i in self.missing}
-        times = Counter(chain.from_iterable(self.asked.values()))
-        once = [index for index in places if times[index] < 2]
-        return [max(once, key=lambda index: places[index])] if once else []
-
-
 @dataclass(frozen=True)
 class WantedState:
     """The state that is to be taken, and the manner."""
@@ -219,6 +183,7 @@ class WantedState:
     on_bytes: Callable[[int, int], None] = lambda received, total: None  # bytes that came, and will have in the end
     at_once: int = STREAMS  # donors at most
     hold: Callable[[], bool] = lambda: False  # while it is True, nothing more is asked for
+    lend: Callable[[StateCopy], None] | None = None  # told of what others may have of it; None: this peer only takes
 
 
 class StateClient:
@@ -230,10 +195,12 @@ class StateClient:
 
     def __init__(self, p2p: P2P, namespace: str, signatures: TrustedDigests, buffer: StateBuffer, wanted: WantedState):
         self._connect, self._signatures = partial(stream_to, p2p, namespace), signatures
+        self._own_id = str(p2p.peer_id)
         self._buffer, self._wanted = buffer, wanted
-        self._target: _Target | None = None
+        self._target: ChunkPicker | None = None
         self._tried: dict[str, float] = {}  # donor → when it ended, infinite until then
         self._phases: dict[str, Phase] = {}  # of the donors under way
+        self._others: dict[str, float] = {}  # who takes this state too → its place in this peer's own order
         self._settled = True  # while other donors may hold what was begun, it is not given up for another state
         self._news = loop_time()
         self.donors: Counter[str] = Counter()
@@ -290,9 +257,7 @@ class StateClient:
         started = loop_time()
         try:
             while not self._complete():
-                untried = self._untried()
-                if untried and len(running) < self._donors_wanted(loop_time() - max(self._news, started)):
-                    donor = untried[0]
+                if donor := self._next_donor(loop_time() - max(self._news, started)):
                     self._tried[donor], self._phases[donor] = math.inf, "asked"
                     running.add(asyncio.create_task(self._try(donor), name=donor))
                 elif running:
@@ -307,15 +272,34 @@ class StateClient:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def _untried(self) -> list[str]:
-        """Donors to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
+    def _next_donor(self, quiet: float) -> str:
+        """A donor to ask now, or else one who takes the state too; "": nobody. quiet: see `_donors_wanted`."""
         donors = self._signatures.donors(self._target.tree if self._target else None)
+        others = sorted(self._others.keys() - donors, key=self._others.__getitem__)
+        passing = len(self._phases.keys() & others)
+        if len(self._phases) - passing < self._donors_wanted(quiet) and (untried := self._untried(donors)):
+            return untried[0]
+        return next(iter(self._untried(others)), "") if passing < PASSING else ""
+
+    def _untried(self, donors: Iterable[str]) -> list[str]:
+        """Those to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
         again = loop_time() - RETRY_SECONDS if self.count("giving") else -math.inf
         return [donor for donor in donors if self._tried.get(donor, -math.inf) <= again and donor not in self.refused]
 
+    def _meet(self, others: Iterable[str]) -> None:
+        """Note who takes the state too. In a crowd each asks in an order of its own."""
+        alone = not self._others
+        for other in others:
+            if other not in (self._own_id, *self._others) and len(self._others) < MOST_KNOWN:
+                self._others[other] = random.Random(f"{self._own_id} {other}").random()
+        if alone and self._others and self._target is not None:
+            self._target.shuffle(self._own_id)
+
     def _donors_wanted(self, quiet: float) -> int:
         """Count of donors to ask at once. quiet: seconds since something came."""
-        share = self._target.bytes_missing // SHARE_BYTES if self._target is not None and self.count("giving") else 0
+        share, target = 0, self._target
+        if target is not None and self.count("giving"):
+            share = target.bytes_missing // (SHARE * target.chunk)
         return min(self._wanted.at_once, 1 + share + self.count("waiting") + int(quiet / HEDGE_SECONDS))
 
     async def _try(self, donor: str) -> None:
@@ -325,7 +309,10 @@ class StateClient:
         except DonorRefused as error:
             self.refused[donor] = printable(str(error))
         except Exception as error:  # a donor may fail in any way; the others go on
-            self.problems[donor] = printable(str(error)) or type(error).__name__
+            if isinstance(error, DonorRefuses):
+                self._meet(error.others)
+            if self.donors[donor] or donor not in self._others:  # of whom a donor named it is no news
+                self.problems[donor] = printable(str(error)) or type(error).__name__
         finally:
             self._phases.pop(donor, None)
 
@@ -333,7 +320,7 @@ class StateClient:
         wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
         async with self._connect(donor) as stream:
             async with asyncio.timeout(HEAD_SECONDS):
-                await stream.ask(request_of(wanted, []))
+                await stream.ask(request_of(wanted, [], self._wanted.lend is not None))
                 head = await stream.answer()
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
@@ -343,10 +330,12 @@ class StateClient:
             self._phases[donor] = "giving"
             self.donors[donor] += 0
             self._news = loop_time()
+            source = target.sources[donor] = Holdings(len(tree))
+            source.requests.extend([deque()] if wanted == tree.digest else [])
             try:
                 await self._read_chunks(donor, stream, target)
             finally:
-                target.give_back(donor)
+                target.give_back(target.sources.pop(donor).owed)
 
     async def _manifest_in(self, head: wire.Answer | None) -> Tree:
         match head:
@@ -360,7 +349,7 @@ class StateClient:
                 return tree
         raise DonorRefused("it sent a chunk before the manifest")
 
-    async def _agree_on(self, tree: Tree) -> _Target:
+    async def _agree_on(self, tree: Tree) -> ChunkPicker:
         """All donors give one state: the one that is being taken, else the one that most hold.
 
         A donor that offers another one waits for what those say that were asked too; theirs is taken if it is that.
@@ -370,12 +359,13 @@ class StateClient:
             if target is not None and (self.count("giving") or (target.begun and self._settled)):
                 raise ValueError("it holds another state by now")
             most = target is None and tree.digest == self._signatures.view.digest
-            if most or loop_time() >= deadline or not (self.count("asked") or self._untried()):
+            donors = self._signatures.donors(target.tree if target else None)
+            if most or loop_time() >= deadline or not (self.count("asked") or self._untried(donors)):
                 return self._aim_at(tree)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return target
 
-    def _aim_at(self, tree: Tree) -> _Target:
+    def _aim_at(self, tree: Tree) -> ChunkPicker:
         """Take this state from now on; chunks that have come already and are alike in it are kept."""
         before = self._target
         needed = tree.differing(self._wanted.own) if self._wanted.own is not None else list(range(len(tree)))
@@ -383,45 +373,58 @@ class StateClient:
             chosen = set(self._wanted.select(tree))
             needed = [index for index in needed if index in chosen]
         kept = set(before.needed) - before.missing - set(tree.differing(before.tree)) if before is not None else set()
-        self._target = _Target(tree, needed, kept)
-        return self._target
+        target = self._target = ChunkPicker(tree, needed, kept)
+        if self._others:
+            target.shuffle(self._own_id)
+        if before is not None:
+            before.here[:] = False  # its place is taken: nobody may have it from here
+        if self._wanted.lend is not None:
+            self._wanted.lend(StateCopy(tree, self._buffer, target.here))
+        return target
 
-    async def _read_chunks(self, donor: str, stream: DonorStream, target: _Target) -> None:
+    async def _read_chunks(self, donor: str, stream: DonorStream, target: ChunkPicker) -> None:
         """Ask for chunks, a little ahead of those that come, until nothing is missing."""
-        seconds_per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, loop_time()
-        owed = target.asked.setdefault(donor, deque())
+        seconds_per_byte, came, asked = AHEAD_SECONDS / LEAST_AHEAD / target.chunk, loop_time(), -math.inf
+        source, most = target.sources[donor], MOST_AHEAD * target.chunk
         while target.missing:
-            ahead = min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / seconds_per_byte))
+            ahead = min(most, max(LEAST_AHEAD * target.chunk, AHEAD_SECONDS / seconds_per_byte))
+            declined = loop_time() < source.again
+            due = not source.requests and loop_time() >= asked + NEWS_SECONDS
             if self._wanted.hold():
                 self._news = loop_time()  # nobody is slow
-            elif run := target.next_for(donor, ahead):
-                await stream.ask(request_of(target.tree.digest, run))
-            if not owed:
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
-                came = loop_time()
+            elif (run := [] if declined else target.next_for(source, ahead)) or due:
+                source.requests.append(deque(run))
+                asked = loop_time()
+                await stream.ask(request_of(target.tree.digest, run, self._wanted.lend is not None))
+            if not source.requests:
+                await asyncio.sleep(NEWS_SECONDS / 4)  # for what others owe
+                came = came if declined else loop_time()
                 continue
-            async with asyncio.timeout(self._wanted.timeout):
+            async with asyncio.timeout_at(came + self._wanted.timeout):
                 answer = await stream.answer()
-            if answer is None:
-                raise ValueError(f"it left off with {len(target.missing)} chunks to go")
-            before, came = came, loop_time()
-            size = await self._keep(donor, owed, answer, target)
-            seconds_per_byte = 0.8 * seconds_per_byte + 0.2 * (came - before) / max(1, size)
+            match answer:
+                case None:
+                    raise ValueError(f"it left off with {len(target.missing)} chunks to go")
+                case ("held", held, given, others):
+                    if unsent := source.hear(held, given):
+                        source.again = loop_time() + NEWS_SECONDS
+                        target.give_back(unsent)
+                    self._meet(others)
+                case ("chunk", index, data) if index in tuple(source.requests[0])[:1]:
+                    before, came = came, loop_time()
+                    await self._keep(donor, index, data, target)
+                    seconds_per_byte = 0.8 * seconds_per_byte + 0.2 * (came - before) / max(1, len(data))
+                case _:
+                    raise DonorRefused("it sent something else than the chunks that were asked for")
 
-    async def _keep(self, donor: str, owed: deque[int], answer: wire.Answer, target: _Target) -> int:
-        """Verify one answer, the first of those that this donor owes, and put it into the buffer. Returns its bytes."""
-        match answer:
-            case ("chunk", index, data) if index == owed[0]:
-                pass
-            case _:
-                raise DonorRefused("it sent something else than the chunks that were asked for")
+    async def _keep(self, donor: str, index: int, data: bytes, target: ChunkPicker) -> None:
+        """Verify a chunk, the first of those that this donor owes, and put it into the buffer."""
         if not await asyncio.to_thread(target.tree.holds, index, data):
             raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")
         self._buffer.write(target.tree.place(index)[0], data)  # no thread does: it could outlive the buffer
-        owed.popleft()
+        target.sources[donor].requests[0].popleft()
         target.received(index)
         self.received += len(data)
         self.donors[donor] += len(data)
         self._news = loop_time()
         self._wanted.on_bytes(self.received, self.received + target.bytes_missing)
-        return len(data)

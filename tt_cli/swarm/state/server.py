@@ -3,16 +3,22 @@
 The copy is made for the first one who asks and lives while it is read and some seconds longer, so that a taker whose
 connection broke can go on where it stopped. Who asks for another state meanwhile is offered this one. A taker asks
 for some chunks at a time, on one stream: it shares them out among several donors.
+
+A peer that takes a state itself hands on what came of it, from the memory where it lies. All who hand over say what
+they hold, what of it they gave to somebody, and who else takes it: so a crowd shares out what it asks of the few who
+hold all, and the rest goes from taker to taker.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
+import numpy as np
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
@@ -31,6 +37,7 @@ LINGER_SECONDS = 15.0
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
+SENDING, SENDING_TO_ONE = 4, 2  # of those, on which chunks go out at once: what is on its way when a round begins
 
 Offer = Callable[[], Awaitable[tuple[bytes, StateBuffer] | None]]
 """Manifest and bytes of the present state; None: there is none yet."""
@@ -40,49 +47,85 @@ class Unavailable(Exception):
     """Nothing can be handed over now; the words are for the one who asked."""
 
 
+async def at_once(count: int) -> bool:
+    """Let so many bytes go."""
+    return True
+
+
 class StateServer(ServicerBase):
     """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent.
 
-    membership: who may take it, looked at with every request.
+    membership: who may take it, looked at with every request. give_way: waits until so many bytes may go out; False:
+    not soon.
     """
 
-    def __init__(self, offer: Offer, read_tree: TreeReader, on_sent: Callable[[int], None], membership: Admission):
+    def __init__(
+        self,
+        offer: Offer,
+        read_tree: TreeReader,
+        on_sent: Callable[[int], None],
+        membership: Admission,
+        give_way: Callable[[int], Awaitable[bool]] = at_once,
+    ):
         self._offer, self._read_tree, self._on_sent = offer, read_tree, on_sent
-        self._membership = membership
-        self._snapshot: _Snapshot | None = None
-        self._making: asyncio.Task[_Snapshot | None] | None = None
+        self._membership, self._give_way = membership, give_way
+        self._snapshot: StateCopy | None = None
+        self._lent: StateCopy | None = None
+        self._making: asyncio.Task[StateCopy | None] | None = None
         self._freeing: asyncio.Task[None] | None = None
-        self._places = Places(MAX_OF_ONE, MAX_TAKERS)
+        self._places, self._sending = Places(MAX_OF_ONE, MAX_TAKERS), Places(SENDING_TO_ONE, SENDING)
+
+    def lend(self, copy: StateCopy) -> None:
+        """Hand on, too, what has come of the state that this peer takes now."""
+        self._lent = copy
+
+    def end_lending(self, complete: bool) -> None:
+        """The state was taken, or given up. While a complete one is read it takes the place of this peer's copy."""
+        copy, self._lent = self._lent, None
+        if copy is not None and complete and copy.read_now():
+            self._keep(copy)
+        elif copy is not None:
+            copy.close()
 
     async def rpc_state_chunks(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """Answer the first request with a refusal or the manifest, and each with the chunks it asks for, in order."""
-        taker = str(context.remote_id)
+        """Answer the first request with a refusal or the manifest, each with its chunks, in order, and what is held.
+
+        Chunks that could not go out soon are not sent: a round comes first, or others have their turn.
+        """
+        taker, others = str(context.remote_id), tuple[str, ...]()
         try:
-            with self._places.one(self._membership.admit_again(taker).casefold() or taker):
+            if copy := self._lent or self._snapshot:
+                others = copy.others(taker)
+            user = self._membership.admit_again(taker).casefold() or taker
+            with self._places.one(user):
                 request = await self._next_request(requests, taker)
                 if request is None:
                     return
-                snapshot = await self._snapshot_for(request[0])
-                with snapshot.read():
-                    yield wire.STATE_ANSWER.message(("manifest", snapshot.manifest))
-                    if request[0] != snapshot.tree.digest:  # the manifest says that it is another one
+                copy = await self._copy_for(request[0])
+                with copy.read(taker, hands_on=request[2]) as owed:
+                    yield wire.STATE_ANSWER.message(("manifest", copy.manifest))
+                    if request[0] != copy.tree.digest:  # the manifest says that it is another one
                         request = await self._next_request(requests, taker)
                     while request is not None:
-                        for index in snapshot.asked_for(*request):
-                            data = snapshot.chunk(index)
-                            self._on_sent(len(data))
-                            yield wire.STATE_ANSWER.message(("chunk", index, data))
+                        copy.promise(owed, *request[:2])
+                        with suppress(Crowded), self._sending.one(user):
+                            while owed and await self._give_way(copy.tree.place(owed[0])[1]):
+                                data = copy.chunk(owed[0])
+                                self._on_sent(len(data))
+                                yield wire.STATE_ANSWER.message(("chunk", owed.popleft(), data))
+                        copy.release(owed)
+                        yield wire.STATE_ANSWER.message(("held", *copy.bits(), copy.others(taker)))
                         request = await self._next_request(requests, taker)
         except Crowded:
-            yield wire.STATE_ANSWER.message(("refused", "it hands its state to as many as it can"))
+            yield wire.STATE_ANSWER.message(("refused", "it hands its state to as many as it can", others))
         except (Unavailable, NotAdmitted) as error:
-            yield wire.STATE_ANSWER.message(("refused", str(error)[:200]))
+            yield wire.STATE_ANSWER.message(("refused", str(error)[:200], ()))
 
     async def _next_request(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], taker: str
-    ) -> tuple[str, tuple[int, ...]] | None:
+    ) -> tuple[str, tuple[int, ...], bool] | None:
         """None when the taker hung up or asks for nothing any more.
 
         Raises Unavailable for what is no request, NotAdmitted: a stream may last longer than a pass.
@@ -99,12 +142,15 @@ class StateServer(ServicerBase):
         except wire.MalformedMessage:
             raise Unavailable("the request cannot be read") from None
 
-    async def _snapshot_for(self, digest: str) -> _Snapshot:
-        """The copy with this digest; or the one that is being read; or a new one of the present state."""
+    async def _copy_for(self, digest: str) -> StateCopy:
+        """The copy with this digest; or one that is taken or read now; or a new one of the present state."""
+        snapshot = self._snapshot if self._making is None else None
+        for copy in filter(None, (self._lent, snapshot)):
+            if copy.tree.digest == digest or (copy.read_now() and copy is not self._lent):
+                return copy
+        if self._lent is not None:  # nobody wants the state that this peer leaves
+            return self._lent
         if self._making is None:
-            snapshot = self._snapshot
-            if snapshot is not None and (snapshot.tree.digest == digest or snapshot.read_now()):
-                return snapshot
             self._making = asyncio.create_task(self._make())
         try:
             made = await asyncio.wait_for(asyncio.shield(self._making), SNAPSHOT_SECONDS)
@@ -114,7 +160,7 @@ class StateServer(ServicerBase):
             raise Unavailable("it has no state yet")
         return made
 
-    async def _make(self) -> _Snapshot | None:
+    async def _make(self) -> StateCopy | None:
         if self._snapshot is not None:
             self._snapshot.close()  # before the next one: there is memory for one
         self._snapshot = None
@@ -122,41 +168,55 @@ class StateServer(ServicerBase):
             offered = await self._offer()
             if offered is not None:
                 manifest, buffer = offered
-                tree = await asyncio.to_thread(self._read_tree, manifest)
-                self._snapshot = _Snapshot(tree, manifest, buffer)
-                self._freeing = asyncio.create_task(self._free_when_idle(self._snapshot))
+                self._keep(StateCopy(await asyncio.to_thread(self._read_tree, manifest), buffer))
         except Exception as error:  # told to the taker as having none; here it is a defect, so it is logged
             logger.warning(f"no copy of the state was made: {error!r}")
         finally:
             self._making = None
         return self._snapshot
 
-    async def _free_when_idle(self, snapshot: _Snapshot) -> None:
+    def _keep(self, copy: StateCopy) -> None:
+        if self._snapshot is not None:
+            self._snapshot.close()
+        self._snapshot = copy
+        self._freeing = asyncio.create_task(self._free_when_idle(copy))
+
+    async def _free_when_idle(self, copy: StateCopy) -> None:
         """Free it when nobody has read it for some seconds."""
-        while self._snapshot is snapshot:
-            left = snapshot.kept_until() - loop_time()
+        while self._snapshot is copy:
+            left = copy.kept_until() - loop_time()
             if left <= 0:
-                snapshot.close()
+                copy.close()
                 self._snapshot = None
             await asyncio.sleep(min(left, LINGER_SECONDS))
 
 
-class _Snapshot:
-    """One copy of the state and those who read it."""
+class StateCopy:
+    """A state in memory, as far as it is there, and those who read it.
 
-    def __init__(self, tree: Tree, manifest: bytes, buffer: StateBuffer):
-        self.tree, self.manifest, self._buffer = tree, manifest, buffer
+    held: (chunks,) bool, those that are there; default: all. While a state is taken there are more and more.
+    """
+
+    def __init__(self, tree: Tree, buffer: StateBuffer, held: np.ndarray | None = None):
+        self.tree, self.manifest, self._buffer = tree, tree.manifest(), buffer
+        self._held = np.ones(len(tree), bool) if held is None else held
+        self._given = np.zeros(len(tree), np.int32)  # how often each was sent, or is about to be
+        self._takers: dict[str, None] = {}  # those who hand on
         self._readers = 0
         self._read_at = loop_time()
 
     @contextmanager
-    def read(self) -> Iterator[None]:
-        """A context in which one more taker is under way."""
+    def read(self, taker: str, hands_on: bool) -> Iterator[deque[int]]:
+        """A context in which one more taker is under way. Yields the chunks that it was promised."""
+        owed = deque[int]()
         self._readers, self._read_at = self._readers + 1, loop_time()
+        self._takers |= {taker: None} if hands_on else {}
         try:
-            yield
+            yield owed
         finally:
             self._readers -= 1
+            self._takers.pop(taker, None)
+            self.release(owed)
 
     def read_now(self) -> bool:
         """True while a taker is under way."""
@@ -166,16 +226,37 @@ class _Snapshot:
         """When it may be freed (monotonic seconds), as it looks now."""
         return self._read_at + (STALL_SECONDS if self._readers else LINGER_SECONDS)
 
-    def asked_for(self, digest: str, runs: tuple[int, ...]) -> Iterator[int]:
-        """The chunks in these runs of the state with that digest. Raises Unavailable where this one has none such."""
+    def others(self, taker: str) -> tuple[str, ...]:
+        """Some of those who take it too and hand on, in turns."""
+        listed = [other for other in self._takers if other != taker][: wire.MOST_LISTED]
+        for other in listed:
+            self._takers[other] = self._takers.pop(other)
+        return tuple(listed)
+
+    def bits(self) -> tuple[bytes, bytes]:
+        """Which chunks are there, and which of them somebody was given."""
+        held, given = (np.packbits(chunks, bitorder="little") for chunks in (self._held, self._given > 0))
+        return held.tobytes(), given.tobytes()
+
+    def promise(self, owed: deque[int], digest: str, runs: tuple[int, ...]) -> None:
+        """Owe the chunks in these runs of the state with that digest. Raises Unavailable where it has none such."""
         if digest != self.tree.digest:
             raise Unavailable("it holds another state")
         if runs and runs[-1] > len(self.tree):
             raise Unavailable("there is no such chunk")
-        return chain.from_iterable(map(range, runs[::2], runs[1::2]))
+        self._read_at = loop_time()
+        owed.extend(chain.from_iterable(map(range, runs[::2], runs[1::2])))
+        self._given[list(owed)] += 1
+
+    def release(self, owed: deque[int]) -> None:
+        """Owe them no more."""
+        self._given[list(owed)] -= 1
+        owed.clear()
 
     def chunk(self, index: int) -> bytes:
         """Its bytes. Raises Unavailable when another copy replaced this one: its reader had stalled."""
+        if not self._held[index]:
+            raise Unavailable("it does not hold that chunk")
         try:
             data = self._buffer.read(*self.tree.place(index))
         except ValueError:
