@@ -4,10 +4,14 @@
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
+   A part without its reducer's word has no vote.
 3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
    when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
 4. Where votes differ all are asked what their reducer signed. Who signed unlike averages for two members is guilty by
    that, and who knows it does not step.
+5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
+   settle under the name of this repetition. They have not voted on these parts, and now never do but there. So of what
+   a reducer that seemed dead signed and what its backups did, a quorum has voted for one at most.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -36,9 +40,10 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, Opening
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.clock import loop_time
+from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
 logger = get_logger(__name__)
 
@@ -161,7 +166,7 @@ class CommitProtocol:
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
-    given up.
+    given up. repetition: of the parts that reducers left, if there is one.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -176,14 +181,28 @@ class CommitProtocol:
         self._said, self._waited = said, dict[str, float]()
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
-        self._votes: list[bytes] = []
-        self._over = asyncio.Event()
+        self._votes = [MISSING] * len(allreduce.parts)
+        self._began: dict[str, bytes] = {}  # reducer → its opening in this round
+        self.repetition: CommitProtocol | None = None
+        self._over, self._compared = asyncio.Event(), asyncio.Event()
         self._heard = asyncio.Condition()
 
     @property
     def commitments(self) -> dict[str, bytes]:
         """Reducer → what it signed, as it said last."""
         return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
+
+    @property
+    def phases(self) -> list[CommitProtocol]:
+        """The round itself, and the repetition of some of its parts."""
+        return [self] if self.repetition is None else [self, self.repetition]
+
+    async def phase(self, group_id: bytes) -> CommitProtocol | None:
+        """The one of which others speak by this id; waits while this member may be about to begin it."""
+        if group_id != self.allreduce.group_id:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._compared.wait(), self.patience)
+        return next((phase for phase in self.phases if phase.allreduce.group_id == group_id), None)
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
@@ -195,7 +214,8 @@ class CommitProtocol:
         await asyncio.wait_for(self._over.wait(), self.patience)
         self._vote()
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
-        known = {other: words.get(other, b"") for other in status.others}
+        begun = self._began | self.allreduce.openings
+        known = {other: words.get(other) or begun.get(other, b"") for other in status.others}
         return self.status(known).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
@@ -203,9 +223,12 @@ class CommitProtocol:
         return self.store.hashes is self._hashes
 
     async def run(self) -> None:
-        """Compare and fetch, when the transfer is over, then commit or drop the round."""
+        """Compare, repeat and fetch, when the transfer is over, then commit or drop the round."""
         self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
-        self._votes = list(self._hashes)
+        self._votes = [
+            digest if self.reducer_of(index) in {str(self.me), *self.allreduce.signed} else vote
+            for index, (digest, vote) in enumerate(zip(self._hashes, self._votes, strict=True))
+        ]
         self._over.set()
         gone = self.allreduce.gone()
         called = {str(member): member for member in self.listening if member != self.me}
@@ -215,16 +238,21 @@ class CommitProtocol:
         await asyncio.gather(self._wait_for(calling - gone), *asking)
         for first in (True, False):  # what is learned in the first exchange is told in the second
             self._agree(called.keys() | calling, calling)
-            about = {*map(self._reducer_of, self.agreement.differing)} if first else set()
+            about = {*map(self.reducer_of, self.agreement.differing)} if first else set()
             if not self.agreement.unheard:
-                about |= {*map(self._reducer_of, self.agreement.unconfirmed)}
-                about |= called.keys() - self.commitments.keys() - self.passed_on.keys()
-            if not about:
+                about |= {*map(self.reducer_of, self.agreement.unconfirmed)}
+                reducing = {peer for peer, member in called.items() if self.allreduce.parts_of(member)}
+                about |= reducing - self.commitments.keys() - self.passed_on.keys()
+            if not (about := about - {""}):
                 break
             await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
         else:
             self._agree(called.keys() | calling, calling)
-        self._compare_words({*map(self._reducer_of, self.agreement.differing)})
+        self._compare_words({*map(self.reducer_of, self.agreement.differing)})
+        if lost := self._lost():
+            await self._repeat(lost)
+            return
+        self._compared.set()
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if self.agreement.reached:
@@ -236,6 +264,45 @@ class CommitProtocol:
             self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
         self.dropped = few or unlike or lacks or bool(self.unsigned)
 
+    def _lost(self) -> list[int]:
+        """The positions of reducers that had begun and of whose averages nobody knows what they signed.
+
+        Empty where a repetition of their parts is not all that the round lacks.
+        """
+        agreement, mine = self.agreement, self.allreduce
+        silent = [
+            reducer for reducer in mine.reducers if mine.parts_of(reducer) and str(reducer) not in self.commitments
+        ]
+        few = too_few(mine.used, len(self.members))
+        if mine.name.lost or not silent or self.proofs or agreement.unheard or few or loop_time() >= self._ends:
+            return []
+        unsigned = unsigned_by(mine, self.commitments, self.passed_on)
+        begun = unsigned.keys() & (self._began | mine.openings).keys()
+        doubtful = {*map(self.reducer_of, (*agreement.lost, *agreement.disputed, *agreement.unconfirmed))}
+        voted = {self.reducer_of(index) for index, vote in enumerate(self._votes) if vote != MISSING}
+        if {*unsigned.values()} != {UNHEARD} or not doubtful <= begun == unsigned.keys() or voted & begun:
+            return []
+        return [position for position, reducer in enumerate(mine.reducers) if str(reducer) in begun]
+
+    async def _repeat(self, lost: Sequence[int]) -> None:
+        """Have the backups reduce what these reducers left; this decides about the whole round."""
+        mine, heard = self.allreduce, {peer for peer, status in self.statuses.items() if not status.dropped}
+        absent = frozenset(map(str, self.members)) - heard - {str(self.me)}
+        again = type(self)(mine.repeated(lost, absent, max(0.0, self._ends - loop_time())), self._said)
+        again._votes, self.repetition = list(self._votes), again
+        self._compared.set()
+        await again.allreduce.run()
+        await again.run()
+        left = {str(mine.reducers[position]) for position in lost}
+        unsigned = unsigned_by(mine, self.commitments, self.passed_on)
+        self.unsigned = again.unsigned | {peer: why for peer, why in unsigned.items() if peer not in left}
+        self.dropped = again.dropped = again.dropped or bool(self.unsigned)
+        self.agreement, self.repaired = again.agreement, again.repaired
+        self.proofs |= again.proofs
+        mine.failed |= again.allreduce.failed
+        mine.rejected |= again.allreduce.rejected | again.allreduce.reducer.rejected
+        mine.used = min(mine.used, again.allreduce.used)
+
     def _agree(self, others: Set[str], calling: Set[str]) -> None:
         """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
         self._vote()
@@ -245,12 +312,13 @@ class CommitProtocol:
         self.agreement = agree(self._hashes, self._votes, heard, len(others - heard.keys()), dropped)
 
     def _vote(self) -> None:
-        """Vote on each part that this member lacks and has not voted on yet, as its reducer signed."""
-        lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING}
-        for position in {self.allreduce.parts[index].reducer for index in lacking}:
+        """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated."""
+        lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING and self.repetition is None}
+        words = self.commitments
+        for position in {self.allreduce.parts[index].reducer for index in lacking} - {NOBODY}:
             reducer = self.allreduce.reducers[position]
             own, passed_on = self.allreduce.signed.get(str(reducer)), self.passed_on.get(str(reducer), {})
-            for envelope in filter(None, (own, self.commitments.get(str(reducer)), *passed_on.values())):
+            for envelope in filter(None, (own, words.get(str(reducer)), *passed_on.values())):
                 with contextlib.suppress(NotProven):
                     outputs = signed_by(self.allreduce, position, envelope).outputs
                     signed = dict(zip(self.allreduce.parts_of(reducer), outputs, strict=False))
@@ -258,10 +326,19 @@ class CommitProtocol:
                     break
 
     def _pass_on(self, peer: str, status: PartStatus) -> None:
-        """Take what another member says that reducers signed. It counts if it is true."""
+        """Take what another member says that reducers signed."""
         for reducer in {*map(str, self.listening)} & status.others.keys():
             if word := status.others[reducer]:
-                self.passed_on.setdefault(reducer, {})[peer] = word
+                self._learn(reducer, word, peer)
+
+    def _learn(self, reducer: str, word: bytes, peer: str) -> None:
+        """Take what a reducer signed, as another member says. It counts if it is true."""
+        with contextlib.suppress(NotProven):
+            opening = Opening.read(word, self.allreduce.signer.opened)
+            if (opening.name, opening.sender) == (self.allreduce.name, reducer):
+                self._began[reducer] = word
+            return
+        self.passed_on.setdefault(reducer, {})[peer] = word
 
     def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
         """This member's word at this moment. others: see `PartStatus`."""
@@ -322,7 +399,8 @@ class CommitProtocol:
             logger.info(f"asking {member} about {reducers} failed: {error!r}")
             return
         for peer in status.others.keys() & reducers:
-            self.passed_on.setdefault(peer, {})[str(member)] = status.others[peer]
+            self.passed_on.setdefault(peer, {})
+            self._learn(peer, status.others[peer], str(member))
         self._answered[str(member)] = status.dropped
         await self._hear(str(member), status)
 
@@ -340,8 +418,11 @@ class CommitProtocol:
                 if mine and signed[one].contradicts(signed[other]):
                     self.proofs[reducer] = Accusation(one, other, Accusation.UNLIKE, ()).pack()
 
-    def _reducer_of(self, index: int) -> str:
-        return str(self.allreduce.reducers[self.allreduce.parts[index].reducer])
+    def reducer_of(self, index: int) -> str:
+        """Who reduced a part, a backup where it was repeated; "" in a repetition of others."""
+        positions = [phase.allreduce.parts[index].reducer for phase in self.phases]
+        position = next((position for position in reversed(positions) if position != NOBODY), NOBODY)
+        return str(self.allreduce.reducers[position]) if position != NOBODY else ""
 
     async def _repair(self) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""

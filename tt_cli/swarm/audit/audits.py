@@ -27,7 +27,16 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Inputs, NotProven, RoundRules, read_openings, verify
+from tt_cli.swarm.allreduce.messages import (
+    GROUP_BYTES,
+    Accusation,
+    Commitment,
+    Inputs,
+    NotProven,
+    RoundRules,
+    read_openings,
+    verify,
+)
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
@@ -81,14 +90,18 @@ class Audits(ServicerBase):
         self.usual = commit.allreduce.norm_of_average()
         if self._audit is not None:
             self._audit.cancel()
-        self._audit = asyncio.create_task(self._look(commit.allreduce, commit.commitments))
+        self._audit = asyncio.create_task(self._look(commit))
         return doubts
 
-    async def _look(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
+    async def _look(self, commit: CommitProtocol) -> None:
+        for phase in commit.phases:
+            await self._look_at(phase.allreduce, phase.commitments)
+
+    async def _look_at(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
         silent: set[PeerID] = set()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
             finding = await self.audit(allreduce, place, commitments)
-            if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
+            if list(self._rounds)[-1:] == [allreduce.group_id[:GROUP_BYTES]]:  # else what was sent may be gone
                 self._doubts |= finding.doubts
             if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
                 others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
@@ -159,10 +172,12 @@ class Audits(ServicerBase):
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of a round is shown what this peer sent, or the list of what it reduced."""
         group_id, reducer, index = wire.AUDIT_REQUEST.read(request)
-        if group_id not in self._rounds:
-            raise ValueError("no such round here")
-        shown = self._rounds[group_id].allreduce.show(str(context.remote_id), reducer, index)
-        return runtime_pb2.ExpertInfo(serialized_info=shown)
+        commit = self._rounds.get(group_id[:GROUP_BYTES])
+        for phase in commit.phases if commit is not None else ():
+            if phase.allreduce.group_id == group_id:
+                shown = phase.allreduce.show(str(context.remote_id), reducer, index)
+                return runtime_pb2.ExpertInfo(serialized_info=shown)
+        raise ValueError("no such round here")
 
     async def rpc_accuse(
         self, stream: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
