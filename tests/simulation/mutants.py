@@ -49,9 +49,6 @@ MUTANTS = {
     "repetition: who is in one votes for what the dead one signed too": Mutant(
         "allreduce.commit", " and self.repetition is None}", "}", "reducer"
     ),
-    "repetition: it has no name of its own": Mutant(
-        "allreduce.messages", "group_id=self.group_id + bytes(lost)", "group_id=self.group_id", "reducer"
-    ),
     "shares: each cuts by what it thinks of its own line": Mutant(
         "averager",
         "shares=shares_of([joins[peer].upload for peer in reducers], len(members)),",

@@ -270,11 +270,11 @@ class CommitProtocol:
         Empty where a repetition of their parts is not all that the round lacks.
         """
         agreement, mine = self.agreement, self.allreduce
-        silent = [
-            reducer for reducer in mine.reducers if mine.parts_of(reducer) and str(reducer) not in self.commitments
-        ]
-        few = too_few(mine.used, len(self.members))
-        if mine.name.lost or not silent or self.proofs or agreement.unheard or few or loop_time() >= self._ends:
+        reducing = {str(reducer) for reducer in mine.reducers if mine.parts_of(reducer)}
+        few, late = too_few(mine.used, len(self.members)), loop_time() >= self._ends
+        if reducing <= self.commitments.keys() | {str(mine.me)} or mine.name.lost:
+            return []
+        if self.proofs or agreement.unheard or few or late:
             return []
         unsigned = unsigned_by(mine, self.commitments, self.passed_on)
         begun = unsigned.keys() & (self._began | mine.openings).keys()
