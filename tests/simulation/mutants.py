@@ -46,8 +46,11 @@ MUTANTS = {
     "commit: few senders are enough": Mutant(
         "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"
     ),
-    "repetition: who is in one votes for what the dead one signed too": Mutant(
-        "allreduce.commit", " and self.repetition is None}", "}", "reducer"
+    "repetition: what came of it does not matter": Mutant(
+        "allreduce.commit",
+        "self.dropped = again.dropped = again.dropped or bool(self.unsigned)",
+        "self.dropped = again.dropped = False",
+        "backup",
     ),
     "shares: each cuts by what it thinks of its own line": Mutant(
         "averager",
