@@ -28,10 +28,11 @@ from tt_cli.run import load_run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
+from tt_cli.swarm.allreduce.votes import group_of
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition

@@ -25,9 +25,10 @@ import numpy as np
 
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.allreduce.centered_clip import FEWEST
-from tt_cli.swarm.allreduce.commit import CommitProtocol, PartStatus, group_of, read_status
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.allreduce.votes import PartStatus, group_of, read_status
 from tt_cli.swarm.records.consensus import STEPS_APART
 
 if TYPE_CHECKING:

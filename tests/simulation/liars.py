@@ -16,8 +16,8 @@ from simulation.state import SimulatedTree
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.messages import Commitment
+from tt_cli.swarm.allreduce.votes import group_of, read_status
 
 METHODS = (
     *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),

@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "commit: half is heard": Mutant("allreduce.commit", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
+    "commit: half is heard": Mutant("allreduce.votes", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
     "commit: who dropped counts as heard": Mutant(
         "allreduce.commit", "in self._answered.items() if gone]", "in self._answered.items() if False]", "moment"
     ),

@@ -23,10 +23,11 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import Aggregation
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
+from tt_cli.swarm.allreduce.votes import Agreement, group_of
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 

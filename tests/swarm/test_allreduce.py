@@ -17,10 +17,10 @@ from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, O
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.commit import read_status
 from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
+from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "mean")

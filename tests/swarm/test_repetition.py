@@ -19,9 +19,9 @@ from swarm.test_allreduce import Client, Dead, assert_whole
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, RoundRules, verify
 from tt_cli.swarm.allreduce.result import outcome_of
+from tt_cli.swarm.allreduce.votes import group_of, read_status
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.evidence import EvidenceStore
 from tt_cli.swarm.audit.sampling import AuditSampler, Place

@@ -35,7 +35,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
-from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, RoundRules, SignedJoin, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -52,6 +52,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
+from tt_cli.swarm.allreduce.votes import group_of
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
