@@ -25,9 +25,10 @@ import numpy as np
 
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.allreduce.centered_clip import FEWEST
-from tt_cli.swarm.allreduce.commit import CommitProtocol, PartStatus, group_of, read_status
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.allreduce.votes import PartStatus, group_of, read_status
 from tt_cli.swarm.records.consensus import STEPS_APART
 
 if TYPE_CHECKING:
@@ -120,24 +121,27 @@ class Watch:
 
     def _check_words(self, machine: Machine, commit: CommitProtocol) -> None:
         """What it was told on the wire lets it step: by more than half of the others, and with signatures."""
-        group, parts, me = commit.allreduce.group_id, len(commit.allreduce.parts), str(commit.me)
-        told = [
-            (peer, answer, status)
-            for peer, answer, said in machine.node.told
-            if (status := _status(said, group, parts))
-        ]
-        listening = {str(peer) for peer in commit.listening}
+        me, listening = str(commit.me), {str(peer) for peer in commit.listening}
+        for phase in commit.phases:
+            told = self._told(machine, phase)
+            for place, reducer in enumerate(commit.listening):
+                repeated = phase is not commit.phases[-1] and place in commit.phases[-1].allreduce.name.lost
+                outputs = [commit.store.hashes[index] for index in phase.allreduce.parts_of(reducer)]
+                signed = [self._outputs(machine, status.commitment) for peer, _, status in told if peer == str(reducer)]
+                if signed and outputs and str(reducer) != me and not repeated and tuple(outputs) not in signed:
+                    raise Violation(f"signature: {machine.number} stepped with averages that {reducer} did not sign")
         # those in client mode call by themselves, and cannot be called
         calling = {str(peer) for peer in commit.members} - listening if me in listening else set[str]()
         agreed = {peer for peer, answer, status in told if (not status.dropped if answer else peer in calling)}
         others = (listening | calling) - {me}
         if 2 * (1 + len(agreed & others)) <= 1 + len(others):
             raise Violation(f"quorum: {machine.number} stepped by the word of {len(agreed)} of {len(others)} others")
-        for reducer in commit.listening:
-            outputs = [commit.store.hashes[index] for index in commit.allreduce.parts_of(reducer)]
-            signed = [self._outputs(machine, status.commitment) for peer, _, status in told if peer == str(reducer)]
-            if signed and outputs and str(reducer) != me and tuple(outputs) not in signed:
-                raise Violation(f"signature: {machine.number} stepped with averages that {reducer} did not sign")
+
+    @staticmethod
+    def _told(machine: Machine, phase: CommitProtocol) -> list[tuple[str, bool, PartStatus]]:
+        group, parts = phase.allreduce.group_id, len(phase.allreduce.parts)
+        told = machine.node.told
+        return [(peer, answer, status) for peer, answer, said in told if (status := _status(said, group, parts))]
 
     @staticmethod
     def _outputs(machine: Machine, commitment: bytes) -> tuple[bytes, ...]:

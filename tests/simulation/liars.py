@@ -16,8 +16,8 @@ from simulation.state import SimulatedTree
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.messages import Commitment
+from tt_cli.swarm.allreduce.votes import group_of, read_status
 
 METHODS = (
     *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),
@@ -119,9 +119,11 @@ class Turned:
         rounds = list(node.averager._rounds.values())
         if not rounds:
             return message
-        allreduce = rounds[-1].allreduce
+        allreduce = rounds[-1].phases[-1].allreduce  # as a backup too
         if method != "rpc_aggregate_part!":
-            return self._status(allreduce, message) if group_of(message) == allreduce.group_id else message
+            transfers = [phase.allreduce for phase in rounds[-1].phases]
+            told = next((one for one in transfers if one.group_id == group_of(message)), None)
+            return message if told is None else self._status(told, message)
         place = self._sent[allreduce.group_id, peer]
         self._sent[allreduce.group_id, peer] += 1
         if place < len(allreduce._own) and message.tensor_part.buffer:
@@ -175,7 +177,8 @@ def unsigned(entropy: random.Random) -> Lie:
     methods, other = ("rpc_settle", "rpc_settle!"), entropy.random() < 0.5
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
-        rounds = [commit.allreduce for commit in node.averager._rounds.values()] if method in methods else []
+        commits = node.averager._rounds.values() if method in methods else []
+        rounds = [phase.allreduce for commit in commits for phase in commit.phases]
         for allreduce in (one for one in rounds if one.group_id == group_of(message)):
             status = read_status(message, len(allreduce.parts))
             said = read_status(turned._status(allreduce, message), len(allreduce.parts)) if other else status

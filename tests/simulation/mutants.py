@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "commit: half is heard": Mutant("allreduce.commit", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
+    "commit: half is heard": Mutant("allreduce.votes", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
     "commit: who dropped counts as heard": Mutant(
         "allreduce.commit", "in self._answered.items() if gone]", "in self._answered.items() if False]", "moment"
     ),
@@ -45,6 +45,12 @@ MUTANTS = {
     ),
     "commit: few senders are enough": Mutant(
         "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"
+    ),
+    "repetition: what came of it does not matter": Mutant(
+        "allreduce.commit",
+        "self.dropped = again.dropped = again.dropped or bool(self.unsigned)",
+        "self.dropped = again.dropped = False",
+        "backup",
     ),
     "shares: each cuts by what it thinks of its own line": Mutant(
         "averager",

@@ -81,6 +81,7 @@ class Network:
         self.messages = 0
         self.defect: Exception | None = None
         self.moments: dict[tuple[str, int], tuple[frozenset[int], float]] = {}  # that message → whom it cuts off
+        self.deaths: dict[tuple[str, int], Callable[[int], None]] = {}  # that message → what kills its sender
         self._sent = Counter[str]()
         self._loop: Any = asyncio.get_running_loop()
 
@@ -102,6 +103,8 @@ class Network:
         if (what, self._sent[what]) in self.moments:
             group, seconds = self.moments[what, self._sent[what]]
             self.cuts += (Cut(group, now, min(now + seconds, self.line.until)),)
+        if kill := self.deaths.get((what, self._sent[what])):
+            self._loop.call_soon(kill, a)
         fate = f"after {delay:.3f} s" if arrives else "lost"
         self.digest.update(f"{now:.6f} {a}>{b} {what} {fate}\n".encode())
         if self.log is not None:

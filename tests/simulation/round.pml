@@ -1,12 +1,16 @@
-/* One round as docs/protocol.md has it, in every order of events: group, transfer, votes, commit or drop.
+/* One round as docs/protocol.md has it, in every order of events: group, transfer, votes, repetition, commit or drop.
 
    N members, the last of whom lies where LIES is defined: as a reducer it signs two averages, 1 and 2, for whom it
    likes, and votes for whatever the one who asks is to believe; as LEADER it tells each member another group. Any message may be
-   lost, any member may drop the round at any time. What honest reducers make is the same for all members of a group,
-   so the liar's part stands for the whole average.
+   lost, any member may drop the round, or die, at any time. What honest reducers make is the same for all members of a
+   group, so the liar's part stands for the whole average.
+
+   With BACKUP all may be honest, and 1 is what a reducer signed that dies or seems to, 2 what its backups signed in the
+   repetition of its part. Any member may have heard of either first, and believe in the death or not.
 
    Checked: no two honest members step with unlike averages. tests/simulation/test_model.py says with which sizes, and
-   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum. */
+   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum; TWICE lets who has
+   voted for what the reducer signed vote in the repetition too; UNBEGUN lets backups stand in for who never began. */
 #ifndef N
 #define N 4
 #endif
@@ -44,7 +48,9 @@ inline count(i, value) {
      :: else
      fi;
      if :: j == i || IN(j, answered[i]) -> heard++ :: else fi;
-     whole = whole && (!IN(j, group[i]) || group[j] == group[i]);
+ #ifndef UNBEGUN
+    whole = whole && (!IN(j, group[i]) || group[j] == group[i]);
+#endif
      j++
   :: else -> break
   od;
@@ -57,7 +63,8 @@ inline step(i, value) {
   d_step {
     whole = true; votes = 0; others = 0; heard = 0;
     count(i, value);
-    /* an honest member reduces a part of the average, in one group alone: without all of these nobody steps */
+    /* an honest member begins to reduce a part of the average in one group alone: without all of these nobody steps,
+       and no backup stands in for one that did not begin in this group */
 #ifdef HEARD
     if
     :: whole && votes > others && heard >= QUORUM(size[group[i]]) &&
@@ -75,10 +82,13 @@ proctype Member(byte i) {
   byte j, votes, heard, others;
   bool whole;
   do
-#ifdef LIES
+#if defined(LIES) || defined(BACKUP)
   :: atomic { OPEN(i) && !vote[i] -> if :: vote[i] = 1 :: vote[i] = 2 fi }
 #else
   :: atomic { OPEN(i) && !vote[i] -> vote[i] = 1 }
+#endif
+#ifdef TWICE
+  :: atomic { OPEN(i) && vote[i] == 1 -> vote[i] = 2 }
 #endif
   :: atomic {
        OPEN(i) ->

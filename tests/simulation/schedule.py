@@ -13,6 +13,7 @@ no roll-backs, no passes and no auxiliary peers.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import gc
 import logging
@@ -34,6 +35,7 @@ PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, 
 LOOK_SECONDS = 0.5
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
+DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
 
@@ -41,6 +43,7 @@ METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_
 class Scenario:
     """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
     cut_seconds: of a cut, at most. moments: cuts that begin with a certain message of the protocol.
+    deaths: crashes and hangs that do.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
     third of them.
@@ -51,6 +54,7 @@ class Scenario:
     cuts: int = 0
     cut_seconds: float = 5.0
     moments: int = 0
+    deaths: int = 0
     crashes: int = 0
     stops: int = 0
     slow: int = 0
@@ -82,14 +86,22 @@ SCENARIOS = {
     "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
     "wrong": Scenario(liars=("wrong", "wrong", "evasive", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),
+    "backup": Scenario(
+        deaths=3,
+        liars=("noise", "mute", "repeat", "broken", "unsigned", "wrong", "two-faced"),
+        aggregation="centered_clip",
+        sizes=(4, 5, 6, 7),
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong. kind: cut, moment, crash, stop, slow, client, skew, liar. about: numbers of members.
+    """One thing that goes wrong. kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar.
 
-    how: of a moment, the method whose message it is, and its number; stop: after how many seconds it is over.
+    about: numbers of members; of a death or a silence, who sends the message. how: of these and a moment, the method
+    with whose message it begins, and its number; stop: after how many seconds it is over.
     """
 
     kind: str
@@ -143,6 +155,9 @@ class Schedule:
                     faults.append(
                         Fault("liar", (number,), how=f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}")
                     )
+        for _ in range(entropy.randint(1, most.deaths) if most.deaths else 0):
+            what = f"{entropy.choice(DEADLY)} {entropy.randint(1, 4 * count * count)}"
+            faults.append(Fault(entropy.choice(["death", "silence"]), stop=entropy.uniform(1.0, 6.0), how=what))
         return cls(seed, scenario, count, tuple(faults))
 
     def smaller(self) -> Iterator[Schedule]:
@@ -239,6 +254,10 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     for machine in machines:
         machine.start()
     crashes = [asyncio.create_task(_crash(machines[number], fault)) for number, fault in schedule.about("crash")]
+    for fault in (fault for fault in schedule.faults if fault.kind in ("death", "silence")):
+        method, count = fault.how.split()
+        outside = contextvars.copy_context()  # of the machine that sends the message
+        network.deaths[method, int(count)] = functools.partial(outside.run, _die, machines, fault, until, crashes)
     goal, words, deadline = 0, "", until + PROGRESS_SECONDS
     while not words:
         await asyncio.sleep(LOOK_SECONDS)
@@ -286,6 +305,23 @@ async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.stop - fault.start)
     if fault.how != "for good":
         machine.start()
+
+
+def _die(machines: list[Machine], fault: Fault, until: float, tasks: list[asyncio.Task[None]], number: int) -> None:
+    machine = machines[number]
+
+    async def begin_again() -> None:
+        await asyncio.sleep(fault.stop)
+        if not machine.alive:
+            machine.start()
+
+    now = asyncio.get_running_loop().time()
+    if fault.kind == "silence":  # what it does until then comes late
+        machine.process.stops.append((now, min(now + fault.stop, until)))
+    elif machine.alive and now < until:
+        machine.backup = machine.state.epoch, machine.state.digest
+        machine.kill()
+        tasks.append(asyncio.create_task(begin_again()))
 
 
 def shrunk(schedule: Schedule, tries: int = 60) -> Result:

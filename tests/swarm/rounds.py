@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 from optim.settings import normal
 
@@ -21,10 +23,11 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import Aggregation
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
-from tt_cli.swarm.allreduce.messages import RoundName, Signer
+from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
+from tt_cli.swarm.allreduce.votes import Agreement, group_of
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
@@ -34,7 +37,7 @@ SIGNERS = sorted(
     (Signer(RSAPrivateKey()) for _ in range(4)), key=lambda one: PeerID.from_base58(one.peer_id).to_bytes()
 )
 PEERS = [PeerID.from_base58(signer.peer_id) for signer in SIGNERS]
-GROUP = b"group"
+GROUP = hashlib.sha256(b"group").digest()
 NAME = RoundName("tiny-12345678", "5_abc", GROUP)
 CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
 LAYOUT = Partition(SHAPES, 4096, CODEC.block)
@@ -153,16 +156,22 @@ class Member:
         )
 
     async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in self.allreduce.rpc_aggregate_part(stream, context):
+        first = await anext(stream)
+        phase = await self.commit.phase(first.group_id)
+        if phase is None:
+            raise ConnectionError("no such round here")
+        async for message in phase.allreduce.rpc_aggregate_part(achain(as_aiter(first), stream), context):
             yield message
 
     async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
-        assert group_of(message) == GROUP
-        return await self.commit.answer(context.remote_id, message)
+        phase = await self.commit.phase(group_of(message))
+        if phase is None:
+            raise ConnectionError("no such round here")
+        return await phase.answer(context.remote_id, message)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         key, parts = wire.PARTS_REQUEST.read(message)
-        assert key == GROUP
+        assert isinstance(key, bytes) and key[:GROUP_BYTES] == GROUP
         async for part in answer(self.store, parts, self.commit.holds):
             yield part
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,10 @@ from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, O
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.commit import read_status
 from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
+from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "mean")
@@ -239,7 +240,15 @@ def test_a_reducer_that_dies_after_one_member_has_all_costs_no_round() -> None:
     assert not any(outcome.commit.dropped for outcome in outcomes)
 
 
-def test_averages_that_nobody_heard_their_reducer_sign_are_dropped() -> None:
+class OutOfTime(Member):
+    """Has none left to repeat anything."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.commit._ends = time.monotonic()
+
+
+def test_averages_that_nobody_heard_their_reducer_sign_are_made_again() -> None:
     class SignsNothing(DiesAfterSendingToOne):
         async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super().rpc_aggregate_part(stream, context):
@@ -247,7 +256,11 @@ def test_averages_that_nobody_heard_their_reducer_sign_are_dropped() -> None:
                 yield message
 
     outcomes = run_round(Member(0), Member(1), SignsNothing(2), Member(3))
+    assert_whole(outcomes)
     for outcome in outcomes:
+        assert outcome.commit.repetition is not None and not outcome.commit.dropped
+
+    for outcome in run_round(OutOfTime(0), OutOfTime(1), SignsNothing(2), OutOfTime(3)):
         result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
         assert not result.complete and result.problem == f"{PEERS[2]}: nobody heard what it signed"
         assert str(PEERS[2]) in result.failed and not result.rejected
@@ -263,7 +276,7 @@ class TwoFaced(Member):
             if context.remote_id in self.deceived:
                 changed = bytearray(message.tensor_part.buffer)
                 changed[-1] ^= 1
-                lie = averaging_pb2.AveragingData(code=message.code, tensor_part=message.tensor_part)
+                lie = averaging_pb2.AveragingData.FromString(message.SerializeToString())
                 lie.tensor_part.buffer = bytes(changed)
                 yield lie
             else:
@@ -380,7 +393,7 @@ class Late(Member):
         return Outcome(self.allreduce, self.commit, self.store)
 
 
-class GivesUp(Member):
+class GivesUp(OutOfTime):
     async def take_part(self) -> Outcome | None:
         outcome = await super().take_part()
         assert self.commit.dropped

@@ -17,8 +17,8 @@ from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
-from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, quorum, read_status
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
+from tt_cli.swarm.allreduce.votes import PartStatus, agree, group_of, quorum, read_status
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
 A, B = part_hash(b"a"), part_hash(b"b")

@@ -34,9 +34,9 @@ from tt_cli.run import load_run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.commit import read_status
 from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, SignedJoin, Signer
 from tt_cli.swarm.allreduce.round_plan import member_in
+from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.control_notices import notice_key

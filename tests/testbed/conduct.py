@@ -71,6 +71,11 @@ class ConductedAllReduce(AllReduce):
 
     conduct = Conduct()
 
+    def repeated(self, *args: Any) -> AllReduce:
+        again = super().repeated(*args)
+        again.conduct = self.conduct  # type: ignore[attr-defined]
+        return again
+
     def _outgoing(self, indexes: Sequence[int]) -> Messages:
         return self.conduct.sends(self, indexes, super()._outgoing(indexes))
 

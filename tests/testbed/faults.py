@@ -109,7 +109,7 @@ class FaultyConduct(Conduct):
         others, sent = [member for member in allreduce.members if member != allreduce.me], 0
         async for message in messages:
             if self._stage == "unlike averages" and peer == others[0]:
-                lie = averaging_pb2.AveragingData(code=message.code, tensor_part=message.tensor_part)
+                lie = averaging_pb2.AveragingData.FromString(message.SerializeToString())
                 lie.tensor_part.buffer = lie.tensor_part.buffer[:-1] + bytes([lie.tensor_part.buffer[-1] ^ 1])
                 yield lie
                 continue

@@ -35,8 +35,8 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
-from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
-from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, SignedJoin, Signer
+from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, RoundRules, SignedJoin, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
@@ -52,6 +52,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
+from tt_cli.swarm.allreduce.votes import group_of
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
@@ -383,15 +384,17 @@ class Averager(StateBridge, DecentralizedAverager):
 
     async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""
+        group = group_id[:GROUP_BYTES]
 
         def known() -> bool:
-            return group_id in self._rounds or group_id in self._given_up or not self._steps
+            return group in self._rounds or group in self._given_up or not self._steps
 
         async with self._begun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.next_chunk_timeout):
                     await self._begun.wait_for(known)
-        return self._rounds.get(group_id)
+        commit = self._rounds.get(group)
+        return commit and await commit.phase(group_id)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -421,8 +424,8 @@ class Averager(StateBridge, DecentralizedAverager):
         average: AverageBuffer | None = self.store
         if isinstance(key, str):
             average, holds = self._averages.find(key), lambda: True
-        elif key in self._rounds and context.remote_id in self._rounds[key].members:
-            holds = self._rounds[key].holds
+        elif (commit := self._rounds.get(key[:GROUP_BYTES])) is not None and context.remote_id in commit.members:
+            holds = commit.holds
         else:
             return
         if average is None or not holds():

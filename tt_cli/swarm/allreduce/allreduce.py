@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -28,7 +29,7 @@ from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.gradient_buffer import NOBODY, GradientBuffer
 
 logger = get_logger(__name__)
 
@@ -57,7 +58,8 @@ class AllReduce:
     rejected: peer id → why what it sent, or some of it, was refused. failed: reducer → why its averages did not all
     come. inputs, commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced
     nothing. signed: other reducer → its commitment, where all of its averages came. used: of how many members it used
-    all parts; of all where it reduced nothing.
+    all parts; of all where it reduced nothing. openings: sender to this peer → its signed opening. absent: members
+    that are known to be away before it begins.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class AllReduce:
         self.stub_of, self.traffic = group.stub_of, group.traffic
         self.patience, self.longest = group.patience, SENDING * group.longest
         self.store, self.codec, self.weight = store, store.codec, weight
-        self._local, self.signer, self._usual = local, signer, usual
-        self.parts = store.layout.parts(group.shares)
+        self._local, self.signer, self._aggregation, self._usual = local, signer, aggregation, usual
+        self.parts = group.name.cut(store.layout, group.shares)
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
         for index, part in enumerate(self.parts):
-            self._indexes[part.reducer].append(index)
+            if part.reducer != NOBODY:
+                self._indexes[part.reducer].append(index)
+        self.absent: frozenset[str] = frozenset()
         self.rejected: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self._started: set[PeerID] = set()
@@ -90,7 +94,7 @@ class AllReduce:
             store.codec, parts, local, weight, str(self.me), group.limits, self._put_own, aggregation
         )
         self._norms: dict[int, float] = {}  # of the averages
-        self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
+        self.openings: dict[str, bytes] = {}
         self._shown: Counter[str] = Counter()  # member → answers to its audits
         self.inputs = self.commitment = b""
         self._committed = asyncio.Event()
@@ -111,12 +115,30 @@ class AllReduce:
         shares = self.group.shares
         return shares[self.reducers.index(self.me)] / sum(shares) if self.me in self.reducers else None
 
+    def repeated(self, lost: Sequence[int], absent: frozenset[str], seconds: float) -> AllReduce:
+        """The transfer of the parts that these reducers (positions) left, to their backups, into the same store.
+
+        seconds: until the round ends.
+        """
+        group = replace(self.group, name=self.name.repeated(lost), longest=seconds)
+        again = type(self)(group, self.signer, self._local, self.weight, self.store, self._aggregation, self._usual)
+        again.hashes, again._spread, again.absent = self.hashes, self._spread, absent
+        for index, part in enumerate(again.parts):
+            if part.reducer != NOBODY:
+                self.hashes[index] = MISSING
+                self._norms.pop(index, None)
+        return again
+
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
-        self.hashes = self.store.open(self.group.shares)
-        self._spread = spread(self._local, self.parts)
+        if not self.name.lost:
+            self.hashes = self.store.open(self.group.shares)
+            self._spread = spread(self._local, self.parts)
         self.reducer.spreads[str(self.me)] = self._spread
-        others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
+        for member in self.absent:
+            await self.reducer.fail(member, "was not heard")
+        there = (reducer for reducer in self.reducers if reducer != self.me and str(reducer) not in self.absent)
+        others = [reducer for reducer in there if self.parts_of(reducer)]
         watch = asyncio.create_task(self._miss_senders()) if self._own else None
         try:
             async with asyncio.TaskGroup() as together:
@@ -136,9 +158,9 @@ class AllReduce:
             self._committed.set()
 
     async def _commit(self) -> None:
-        self._openings[str(self.me)] = (await self._opening(self.me)).sign(self.signer)
+        self.openings[str(self.me)] = (await self._opening(self.me)).sign(self.signer)
         senders = [str(member) for member in self.members if self.reducer.used(str(member))]
-        inputs = Inputs(tuple(map(self._openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
+        inputs = Inputs(tuple(map(self.openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
         place, outputs = self.reducers.index(self.me), tuple(self.hashes[index] for index in self._own)
         digest = hashlib.sha256(self.inputs).digest()
@@ -148,7 +170,7 @@ class AllReduce:
     def gone(self) -> set[str]:
         """Members that seem to be away: they stopped sending, and did not answer if they have parts to reduce."""
         silent = self.failed.keys() | {str(member) for member in self.members if not self.parts_of(member)}
-        return silent & self.reducer.failed.keys()
+        return (silent & self.reducer.failed.keys()) | self.absent
 
     def waits(self) -> dict[str, float]:
         """Member → seconds for which this one waited for it, as reducer and for its averages, longer than for most."""
@@ -262,8 +284,10 @@ class AllReduce:
         await asyncio.sleep(self.longest - self.patience)
         while True:
             for sender in self.reducer.holding_up():
-                self.rejected[sender] = f"took more than {self.longest:.0f} s for its parts"
-                await self.reducer.fail(sender, self.rejected[sender])
+                words = f"took more than {self.longest:.0f} s for its parts"
+                if not self.name.lost:  # a repetition has what time is left
+                    self.rejected[sender] = words
+                await self.reducer.fail(sender, words)
             await asyncio.sleep(self.patience / 2)
 
     async def rpc_aggregate_part(
@@ -346,6 +370,6 @@ class AllReduce:
             raise MalformedPart("a signature for another number of parts")
         if opening.weight != message.weight:
             raise MalformedPart("another weight than it signed")
-        self._openings[sender] = message.peer_id
+        self.openings[sender] = message.peer_id
         self.reducer.spreads[sender] = opening.spread
         return opening

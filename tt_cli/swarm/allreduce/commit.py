@@ -4,10 +4,14 @@
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
+   A part without its reducer's word has no vote.
 3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
    when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
 4. Where votes differ all are asked what their reducer signed. Who signed unlike averages for two members is guilty by
    that, and who knows it does not step.
+5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
+   settle under the name of this repetition. They have not voted on these parts, and now never do but there. So of what
+   a reducer that seemed dead signed and what its backups did, a quorum has voted for one at most.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -23,22 +27,21 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
-from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
+from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, Opening
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
+from tt_cli.swarm.allreduce.votes import Agreement, PartStatus, agree, group_of, read_status
 from tt_cli.swarm.clock import loop_time
+from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
 logger = get_logger(__name__)
 
@@ -50,108 +53,6 @@ PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 
 
-@dataclass(frozen=True)
-class PartStatus:
-    """One member's word about a round. hashes: its votes on the parts, or MISSING. said: samples and loss.
-
-    commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
-    others: peer id → what that member signed, b"" where it was not heard. dropped: it will not step with this average.
-    waited: peer id → seconds for which it waited for that one, not checked.
-    """
-
-    hashes: tuple[bytes, ...]
-    said: dict[str, Any]
-    commitment: bytes = b""
-    clipped: dict[str, int] = field(default_factory=dict)
-    others: dict[str, bytes] = field(default_factory=dict)
-    dropped: bool = False
-    waited: object = None
-
-    def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
-        """The message that carries it."""
-        said = {**self.said, "waited": self.waited} if self.waited else self.said
-        joined = b"".join(self.hashes)
-        return wire.STATUS.message((group_id, joined, said, self.commitment, self.clipped, self.others, self.dropped))
-
-
-def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
-    """Raises ValueError for anything else than the status of a round with so many parts."""
-    _, joined, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
-    if len(joined) != HASH_BYTES * parts:
-        raise ValueError("a status of another round")
-    samples, loss = said.get("samples"), said.get("loss")
-    honest = isinstance(samples, int) and 0 <= samples <= 10**12 and isinstance(loss, float) and math.isfinite(loss)
-    hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    counted = all(
-        isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
-    )
-    known = {"samples": samples, "loss": loss} if honest else {}
-    return PartStatus(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
-
-
-def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
-    """The round that a status belongs to. Raises ValueError for anything else than a status."""
-    return wire.STATUS.read(message)[0]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """wanted: part → (hash, members that vote for it) of what must be fetched. lost: parts without a vote.
-
-    disputed: parts with unlike votes, none of them a quorum's. unconfirmed: with alike ones, too few. differing: parts
-    on which some votes differed. unheard: words where too few members were heard, "" else.
-    """
-
-    wanted: dict[int, tuple[bytes, list[str]]] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
-    disputed: list[int] = field(default_factory=list)
-    unconfirmed: list[int] = field(default_factory=list)
-    differing: list[int] = field(default_factory=list)
-    unheard: str = ""
-
-    @property
-    def reached(self) -> bool:
-        """True when every part can be had, and the round need not be dropped."""
-        return not (self.lost or self.disputed or self.unconfirmed or self.unheard)
-
-
-def quorum(members: int) -> int:
-    """Of so many members, as many as commit together: two such sets share an honest one where less than a third lie."""
-    return (members + (members - 1) // 3) // 2 + 1
-
-
-def agree(
-    held: Sequence[bytes],
-    votes: Sequence[bytes],
-    others: Mapping[str, Sequence[bytes]],
-    silent: int = 0,
-    dropped: Collection[str] = (),
-) -> Agreement:
-    """The outcome of comparing votes. held: hashes of what this member has. others: peer id → votes.
-
-    silent: how many more there are from whom nothing was heard. dropped: those of `others` that have dropped the round.
-    A quorum of all must be heard that has not, and each part needs the votes of as many.
-    """
-    there, all_others = 1 + len(others) - len(dropped), len(others) + silent
-    needed = quorum(1 + all_others)
-    few = f"heard from {there - 1} of {all_others} others" if there < needed else ""
-    agreement = Agreement(unheard=few)
-    for index, mine in enumerate(votes):
-        counted = Counter(each[index] for each in (votes, *others.values()) if each[index] != MISSING)
-        if not counted:
-            agreement.lost.append(index)
-            continue
-        best = counted.most_common(1)[0][0]
-        voters = [peer for peer, each in others.items() if each[index] == best]
-        if len(counted) > 1:
-            agreement.differing.append(index)
-        if (mine == best) + len({*voters} - {*dropped}) < needed:
-            (agreement.disputed if len(counted) > 1 else agreement.unconfirmed).append(index)
-        elif best != held[index]:
-            agreement.wanted[index] = (best, voters)
-    return agreement
-
-
 class CommitProtocol:
     """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
 
@@ -161,7 +62,7 @@ class CommitProtocol:
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
-    given up.
+    given up. repetition: of the parts that reducers left, if there is one.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -176,14 +77,28 @@ class CommitProtocol:
         self._said, self._waited = said, dict[str, float]()
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
-        self._votes: list[bytes] = []
-        self._over = asyncio.Event()
+        self._votes = [MISSING] * len(allreduce.parts)
+        self._began: dict[str, bytes] = {}  # reducer → its opening in this round
+        self.repetition: CommitProtocol | None = None
+        self._over, self._compared = asyncio.Event(), asyncio.Event()
         self._heard = asyncio.Condition()
 
     @property
     def commitments(self) -> dict[str, bytes]:
         """Reducer → what it signed, as it said last."""
         return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
+
+    @property
+    def phases(self) -> list[CommitProtocol]:
+        """The round itself, and the repetition of some of its parts."""
+        return [self] if self.repetition is None else [self, self.repetition]
+
+    async def phase(self, group_id: bytes) -> CommitProtocol | None:
+        """The one of which others speak by this id; waits while this member may be about to begin it."""
+        if group_id != self.allreduce.group_id:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._compared.wait(), self.patience)
+        return next((phase for phase in self.phases if phase.allreduce.group_id == group_id), None)
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
@@ -195,7 +110,8 @@ class CommitProtocol:
         await asyncio.wait_for(self._over.wait(), self.patience)
         self._vote()
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
-        known = {other: words.get(other, b"") for other in status.others}
+        begun = self._began | self.allreduce.openings
+        known = {other: words.get(other) or begun.get(other, b"") for other in status.others}
         return self.status(known).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
@@ -203,9 +119,12 @@ class CommitProtocol:
         return self.store.hashes is self._hashes
 
     async def run(self) -> None:
-        """Compare and fetch, when the transfer is over, then commit or drop the round."""
+        """Compare, repeat and fetch, when the transfer is over, then commit or drop the round."""
         self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
-        self._votes = list(self._hashes)
+        self._votes = [
+            digest if self.reducer_of(index) in {str(self.me), *self.allreduce.signed} else vote
+            for index, (digest, vote) in enumerate(zip(self._hashes, self._votes, strict=True))
+        ]
         self._over.set()
         gone = self.allreduce.gone()
         called = {str(member): member for member in self.listening if member != self.me}
@@ -215,16 +134,21 @@ class CommitProtocol:
         await asyncio.gather(self._wait_for(calling - gone), *asking)
         for first in (True, False):  # what is learned in the first exchange is told in the second
             self._agree(called.keys() | calling, calling)
-            about = {*map(self._reducer_of, self.agreement.differing)} if first else set()
+            about = {*map(self.reducer_of, self.agreement.differing)} if first else set()
             if not self.agreement.unheard:
-                about |= {*map(self._reducer_of, self.agreement.unconfirmed)}
-                about |= called.keys() - self.commitments.keys() - self.passed_on.keys()
-            if not about:
+                about |= {*map(self.reducer_of, self.agreement.unconfirmed)}
+                reducing = {peer for peer, member in called.items() if self.allreduce.parts_of(member)}
+                about |= reducing - self.commitments.keys() - self.passed_on.keys()
+            if not (about := about - {""}):
                 break
             await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
         else:
             self._agree(called.keys() | calling, calling)
-        self._compare_words({*map(self._reducer_of, self.agreement.differing)})
+        self._compare_words({*map(self.reducer_of, self.agreement.differing)})
+        if lost := self._lost():
+            await self._repeat(lost)
+            return
+        self._compared.set()
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if self.agreement.reached:
@@ -236,6 +160,45 @@ class CommitProtocol:
             self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
         self.dropped = few or unlike or lacks or bool(self.unsigned)
 
+    def _lost(self) -> list[int]:
+        """The positions of reducers that had begun and of whose averages nobody knows what they signed.
+
+        Empty where a repetition of their parts is not all that the round lacks.
+        """
+        agreement, mine = self.agreement, self.allreduce
+        reducing = {str(reducer) for reducer in mine.reducers if mine.parts_of(reducer)}
+        few, late = too_few(mine.used, len(self.members)), loop_time() >= self._ends
+        if reducing <= self.commitments.keys() | {str(mine.me)} or mine.name.lost:
+            return []
+        if self.proofs or agreement.unheard or few or late:
+            return []
+        unsigned = unsigned_by(mine, self.commitments, self.passed_on)
+        begun = unsigned.keys() & (self._began | mine.openings).keys()
+        doubtful = {*map(self.reducer_of, (*agreement.lost, *agreement.disputed, *agreement.unconfirmed))}
+        voted = {self.reducer_of(index) for index, vote in enumerate(self._votes) if vote != MISSING}
+        if {*unsigned.values()} != {UNHEARD} or not doubtful <= begun == unsigned.keys() or voted & begun:
+            return []
+        return [position for position, reducer in enumerate(mine.reducers) if str(reducer) in begun]
+
+    async def _repeat(self, lost: Sequence[int]) -> None:
+        """Have the backups reduce what these reducers left; this decides about the whole round."""
+        mine, heard = self.allreduce, {peer for peer, status in self.statuses.items() if not status.dropped}
+        absent = frozenset(map(str, self.members)) - heard - {str(self.me)}
+        again = type(self)(mine.repeated(lost, absent, max(0.0, self._ends - loop_time())), self._said)
+        again._votes, self.repetition = list(self._votes), again
+        self._compared.set()
+        await again.allreduce.run()
+        await again.run()
+        left = {str(mine.reducers[position]) for position in lost}
+        unsigned = unsigned_by(mine, self.commitments, self.passed_on)
+        self.unsigned = again.unsigned | {peer: why for peer, why in unsigned.items() if peer not in left}
+        self.dropped = again.dropped = again.dropped or bool(self.unsigned)
+        self.agreement, self.repaired = again.agreement, again.repaired
+        self.proofs |= again.proofs
+        mine.failed |= again.allreduce.failed
+        mine.rejected |= again.allreduce.rejected | again.allreduce.reducer.rejected
+        mine.used = min(mine.used, again.allreduce.used)
+
     def _agree(self, others: Set[str], calling: Set[str]) -> None:
         """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
         self._vote()
@@ -245,12 +208,13 @@ class CommitProtocol:
         self.agreement = agree(self._hashes, self._votes, heard, len(others - heard.keys()), dropped)
 
     def _vote(self) -> None:
-        """Vote on each part that this member lacks and has not voted on yet, as its reducer signed."""
-        lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING}
-        for position in {self.allreduce.parts[index].reducer for index in lacking}:
+        """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated."""
+        lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING and self.repetition is None}
+        words = self.commitments
+        for position in {self.allreduce.parts[index].reducer for index in lacking} - {NOBODY}:
             reducer = self.allreduce.reducers[position]
             own, passed_on = self.allreduce.signed.get(str(reducer)), self.passed_on.get(str(reducer), {})
-            for envelope in filter(None, (own, self.commitments.get(str(reducer)), *passed_on.values())):
+            for envelope in filter(None, (own, words.get(str(reducer)), *passed_on.values())):
                 with contextlib.suppress(NotProven):
                     outputs = signed_by(self.allreduce, position, envelope).outputs
                     signed = dict(zip(self.allreduce.parts_of(reducer), outputs, strict=False))
@@ -258,10 +222,19 @@ class CommitProtocol:
                     break
 
     def _pass_on(self, peer: str, status: PartStatus) -> None:
-        """Take what another member says that reducers signed. It counts if it is true."""
+        """Take what another member says that reducers signed."""
         for reducer in {*map(str, self.listening)} & status.others.keys():
             if word := status.others[reducer]:
-                self.passed_on.setdefault(reducer, {})[peer] = word
+                self._learn(reducer, word, peer)
+
+    def _learn(self, reducer: str, word: bytes, peer: str) -> None:
+        """Take what a reducer signed, as another member says. It counts if it is true."""
+        with contextlib.suppress(NotProven):
+            opening = Opening.read(word, self.allreduce.signer.opened)
+            if (opening.name, opening.sender) == (self.allreduce.name, reducer):
+                self._began[reducer] = word
+            return
+        self.passed_on.setdefault(reducer, {})[peer] = word
 
     def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
         """This member's word at this moment. others: see `PartStatus`."""
@@ -322,7 +295,8 @@ class CommitProtocol:
             logger.info(f"asking {member} about {reducers} failed: {error!r}")
             return
         for peer in status.others.keys() & reducers:
-            self.passed_on.setdefault(peer, {})[str(member)] = status.others[peer]
+            self.passed_on.setdefault(peer, {})
+            self._learn(peer, status.others[peer], str(member))
         self._answered[str(member)] = status.dropped
         await self._hear(str(member), status)
 
@@ -340,8 +314,11 @@ class CommitProtocol:
                 if mine and signed[one].contradicts(signed[other]):
                     self.proofs[reducer] = Accusation(one, other, Accusation.UNLIKE, ()).pack()
 
-    def _reducer_of(self, index: int) -> str:
-        return str(self.allreduce.reducers[self.allreduce.parts[index].reducer])
+    def reducer_of(self, index: int) -> str:
+        """Who reduced a part, a backup where it was repeated; "" in a repetition of others."""
+        positions = [phase.allreduce.parts[index].reducer for phase in self.phases]
+        position = next((position for position in reversed(positions) if position != NOBODY), NOBODY)
+        return str(self.allreduce.reducers[position]) if position != NOBODY else ""
 
     async def _repair(self) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""

@@ -10,7 +10,7 @@
   commitments of one reducer to one round: nobody honest signs twice, for its own join is in the group's id.
 
 Everything else is bound to the run, the state from which the round starts and its group; nothing of one round fits
-another.
+another, nor what is sent to a reducer what is sent to the same one as the backup of others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgpack
@@ -31,10 +31,11 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
 from tt_cli.swarm.allreduce.centered_clip import Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
-from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, Partition
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, Partition, TensorPart
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
+GROUP_BYTES = 32  # of a group's id; what follows them names the reducers whose parts are repeated
 
 Fields = TypeVar("Fields")
 
@@ -45,11 +46,26 @@ class NotProven(ValueError):
 
 @dataclass(frozen=True)
 class RoundName:
-    """One round of one run: the run's identity, the key of the state it starts from, and the group's id."""
+    """One round of one run: the run's identity, the key of the state it starts from, and the group's id.
+
+    lost: of the repetition of some parts, the positions of the reducers that left them; () of a round itself.
+    """
 
     run: str
     state_key: str
     group_id: bytes
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        return tuple(self.group_id[GROUP_BYTES:])
+
+    def repeated(self, lost: Sequence[int]) -> RoundName:
+        """The name of the repetition of what these reducers left."""
+        return replace(self, group_id=self.group_id + bytes(lost))
+
+    def cut(self, layout: Partition, shares: Sequence[int]) -> tuple[TensorPart, ...]:
+        """Its parts, each with who reduces it. Raises as `Partition.parts`."""
+        return layout.repeated(shares, self.lost) if self.lost else layout.parts(shares)
 
 
 Opened = Callable[[bytes], tuple[str, bytes]]
@@ -184,6 +200,8 @@ class Commitment(SignedMessage):
     def __post_init__(self) -> None:
         if not (0 <= self.position < len(self.shares) <= MAX_REDUCERS and self.shares[self.position]):
             raise NotProven("a commitment of no reducer")
+        if len(self.name.group_id) >= GROUP_BYTES + len(self.shares):
+            raise NotProven("a repetition of everything")
 
     def contradicts(self, other: Commitment) -> bool:
         """True for two that nobody honest signs both."""
@@ -276,7 +294,8 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
         return commitment.reducer
     if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
         raise NotProven("other inputs than the reducer signed")
-    own = [part for part in rules.layout.parts(commitment.shares) if part.reducer == commitment.position]
+    cut = commitment.name.cut(rules.layout, commitment.shares)
+    own = [part for part in cut if part.reducer == commitment.position]
     if len(commitment.outputs) != len(own):
         return commitment.reducer
     if not 0 <= accusation.index < len(own):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tt_cli.swarm.allreduce.allreduce import too_few
-from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.commit import UNHEARD, CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
 
 UNLIKE = "signed unlike averages"
@@ -65,8 +65,8 @@ def outcome_of(
     """The result of a round that this peer has committed or dropped. received: before parts were repaired."""
     transfer, agreement = commit.allreduce, commit.agreement
     members, statuses = list(map(str, transfer.members)), commit.statuses | {str(transfer.me): commit.status()}
-    silent = {peer: why for peer, why in commit.unsigned.items() if peer not in commit.commitments}
-    disputed = {transfer.reducers[transfer.parts[index].reducer] for index in agreement.disputed}
+    silent = {peer: why for peer, why in commit.unsigned.items() if why == UNHEARD or peer not in commit.commitments}
+    disputed = frozenset(map(commit.reducer_of, agreement.disputed))
     return RoundResult(
         complete=not commit.dropped,
         members={
@@ -82,7 +82,7 @@ def outcome_of(
         | transfer.rejected
         | transfer.reducer.rejected,
         failed=silent | transfer.failed,
-        disputed=frozenset(str(reducer) for reducer in disputed - {transfer.me}),
+        disputed=disputed - {str(transfer.me)},
         problem=_problem(commit, received) if commit.dropped else "",
         seconds={**seconds, "reduce": transfer.reducer.seconds},
         clipped=_clipped(commit),
@@ -114,7 +114,9 @@ def _clipped(commit: CommitProtocol) -> dict[str, float]:
 
 def late_of(commit: CommitProtocol) -> dict[str, float]:
     """Members that held the round up as this peer saw it, in the transfer and after it."""
-    late = longer_of(commit.allreduce.waits(), beyond_most(commit.heard_at))
+    late = dict[str, float]()
+    for phase in commit.phases:
+        late = longer_of(late, longer_of(phase.allreduce.waits(), beyond_most(phase.heard_at)))
     return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(commit.me)}
 
 

@@ -27,7 +27,16 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Inputs, NotProven, RoundRules, read_openings, verify
+from tt_cli.swarm.allreduce.messages import (
+    GROUP_BYTES,
+    Accusation,
+    Commitment,
+    Inputs,
+    NotProven,
+    RoundRules,
+    read_openings,
+    verify,
+)
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
@@ -81,10 +90,14 @@ class Audits(ServicerBase):
         self.usual = commit.allreduce.norm_of_average()
         if self._audit is not None:
             self._audit.cancel()
-        self._audit = asyncio.create_task(self._look(commit.allreduce, commit.commitments))
+        self._audit = asyncio.create_task(self._look(commit))
         return doubts
 
-    async def _look(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
+    async def _look(self, commit: CommitProtocol) -> None:
+        for phase in commit.phases:
+            await self._look_at(phase.allreduce, phase.commitments)
+
+    async def _look_at(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
         silent: set[PeerID] = set()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
             finding = await self.audit(allreduce, place, commitments)
@@ -146,7 +159,7 @@ class Audits(ServicerBase):
 
     def _overtaken(self, allreduce: AllReduce) -> bool:
         """True when another round has begun: it overwrites what was sent in this one, and has the lines."""
-        return list(self._rounds)[-1:] not in ([], [allreduce.group_id])
+        return list(self._rounds)[-1:] not in ([], [allreduce.group_id[:GROUP_BYTES]])
 
     def _proven(self, finding: Finding, accusation: Accusation) -> Finding:
         with contextlib.suppress(NotProven):
@@ -167,10 +180,12 @@ class Audits(ServicerBase):
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of a round is shown what this peer sent, or the list of what it reduced."""
         group_id, reducer, index = wire.AUDIT_REQUEST.read(request)
-        if group_id not in self._rounds:
-            raise ValueError("no such round here")
-        shown = self._rounds[group_id].allreduce.show(str(context.remote_id), reducer, index)
-        return runtime_pb2.ExpertInfo(serialized_info=shown)
+        commit = self._rounds.get(group_id[:GROUP_BYTES])
+        for phase in commit.phases if commit is not None else ():
+            if phase.allreduce.group_id == group_id:
+                shown = phase.allreduce.show(str(context.remote_id), reducer, index)
+                return runtime_pb2.ExpertInfo(serialized_info=shown)
+        raise ValueError("no such round here")
 
     async def rpc_accuse(
         self, stream: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext

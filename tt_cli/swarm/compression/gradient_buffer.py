@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -20,13 +22,14 @@ from tt_cli.swarm.shared_memory import shared_bytes
 PART_ELEMENTS = 2**18  # in one message, and up to a block more
 MAX_REDUCERS, MAX_MEMBERS = 64, 1024  # of a group; listening members beyond that reduce nothing
 PIECE = 2**20  # elements that are encoded or decoded at a time
+NOBODY = -1
 
 
 @dataclass(frozen=True)
 class TensorPart:
     """Elements `start` to `stop` of the flat buffer, which `reducer` (its index among the reducers) averages.
 
-    large: in the run's 8 bits, else in fp16.
+    reducer: NOBODY where they are not repeated with others. large: in the run's 8 bits, else in fp16.
     """
 
     start: int
@@ -79,6 +82,22 @@ class Partition:
             for large, side in ((True, min), (False, max))
             for first, last in self._cut(*(side(bound, self.boundary) for bound in share))
         )
+
+    def repeated(self, shares: Sequence[int], lost: Collection[int]) -> tuple[TensorPart, ...]:
+        """The same cut, with the parts of `lost` reducers for their backups, and all others for NOBODY.
+
+        The backups of a reducer are the next ones in order that have parts of their own and are not lost: its first
+        part goes to the first of them, its second to the next, and so on in turns. Raises as `parts`.
+        """
+        parts, place = self.parts(shares), Counter[int]()
+        backups, again = sorted({part.reducer for part in parts}.difference(lost)), list[TensorPart]()
+        for part in parts:
+            backup = NOBODY
+            if part.reducer in lost and backups:
+                backup = backups[(bisect(backups, part.reducer) + place[part.reducer]) % len(backups)]
+                place[part.reducer] += 1
+            again.append(replace(part, reducer=backup))
+        return tuple(again)
 
     def _position(self, encoded: int) -> int:
         """The element before which about so many bytes lie."""
