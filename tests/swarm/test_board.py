@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from swarm.made import SteppedClock, record
 
 from tt_cli.run import load_run
@@ -76,3 +78,60 @@ def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDi
     clock.now += 61
     see(board)
     assert not board.trainers() & {"c", "d"}
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12), st.integers(1, 4000))
+def test_what_is_untold_delays_no_step(members: list[tuple[int, int]], target: int) -> None:
+    """(told, untold) of each: while nobody has to tell, more is missing in truth than half of what seems to be."""
+    missing, untold = target - sum(told for told, _ in members), sum(more for _, more in members)
+    silent = not any(room.enough_untold(more, missing, len(members)) for _, more in members)
+    if missing > 0 and silent:
+        assert 2 * untold < missing
+    assert missing > 0 or silent, "what is told beyond the target begins nothing"
+
+
+@pytest.fixture
+def member(board: PeerDirectory, clock: SteppedClock) -> PeerDirectory:
+    """One of two, which told 10 samples each a second ago."""
+    board._run = board._run.replaced({"swarm.target_batch_size": 60})
+    board._record = board._published = record("me", round="none")
+    board.view = room.SwarmState.of([record("me"), record("a")])
+    board._published_at = clock.now - 1.0
+    return board
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"samples": 19, "loss": 3.0, "total_samples": 200, "bytes_sent": 5, "samples_per_second": 2.4}, False),
+        ({"samples": 20}, True),  # half of its share of the 40 that are missing
+        ({"samples": 0}, True),
+        ({"samples_per_second": 2.6}, True),
+        ({"round": "dropped"}, True),
+        ({"slow": ["a"]}, True),
+        ({"lease": 5.0}, True),
+        ({"vote": True}, True),
+    ],
+    ids=str,
+)
+def test_what_others_need_is_told_soon_and_the_rest_with_the_next_renewal(
+    member: PeerDirectory, clock: SteppedClock, changes: dict[str, Any], needed: bool
+) -> None:
+    member._record = record("me", **{"round": "none", **changes})
+    assert member._is_due() == needed
+    clock.now += room.RENEW_SECONDS
+    assert member._is_due()
+
+
+def test_a_new_state_and_the_last_samples_of_a_step_are_told_at_once(member: PeerDirectory) -> None:
+    member._published_at = member._clock.monotonic()
+    for changes, at_once in (({"samples": 49}, False), ({"samples": 50}, True), ({"epoch": 6}, True)):
+        member._urgent = False
+        member.publish(record("me", **changes))
+        assert member._is_due() == at_once
+
+
+def test_samples_beyond_the_target_are_not_told(member: PeerDirectory) -> None:
+    member.view = room.SwarmState.of([record("me"), record("a", samples=50)])
+    member._record = record("me", round="none", samples=40)
+    assert not member._is_due()

@@ -127,6 +127,15 @@ async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
     await asyncio.gather(*map(ping, dict.fromkeys([*lost, *table.initial])))
 
 
+def enough_untold(untold: int, missing: int, members: int) -> bool:
+    """Tell whether a peer has to tell its samples. untold: those. missing: for a step, as all have told.
+
+    Half of its share of what is missing is what each keeps to itself at most. So more than half of what is missing is
+    missing in truth, and the last one is told by who has it; what comes beyond begins nothing.
+    """
+    return 2 * untold * members >= missing > 0
+
+
 class PeerDirectory:
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
@@ -147,6 +156,7 @@ class PeerDirectory:
         self._record: PeerRecord | None = None
         self._published: PeerRecord | None = None
         self._published_at = self._read_all_at = -float("inf")
+        self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
         self.read_at = self._clock.monotonic()  # the last read ended
@@ -167,11 +177,12 @@ class PeerDirectory:
         self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
 
     def publish(self, record: PeerRecord) -> None:
-        """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
+        """Make this the peer's record: sent when it is due, at once when its state is new or its samples end a wait."""
         with self._lock:
             record = record.model_copy(update={"vote": self._vote.of(record)})
             previous, self._record = self._record, record
-            if previous is None or previous.state != record.state:
+            untold, missing, _ = self._untold(record)
+            if previous is None or previous.state != record.state or untold >= missing > 0:
                 self._urgent = True
                 self._lock.notify_all()
 
@@ -187,7 +198,11 @@ class PeerDirectory:
             self._vote.stepped(epoch, digest)
 
     def publish_history(self, history: HistoryRecord) -> None:
-        """Replace this auxiliary peer's history (kept ten minutes)."""
+        """Replace this auxiliary peer's history (kept ten minutes), where it is another or was sent long ago."""
+        now, (steps, sent_at) = self._clock.monotonic(), self._history
+        if history.steps == steps and now < sent_at + HISTORY_SECONDS / 3:
+            return
+        self._history = history.steps, now
         mine = {"peer_id": self._peer_id, "time": self._clock.dht_time()}
         self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
 
@@ -266,22 +281,20 @@ class PeerDirectory:
         return self._urgent or age >= renew or (age >= self.pace and self._is_needed())
 
     def _is_needed(self) -> bool:
-        """Tell whether others need what is new in the record.
-
-        A round begins when all have told enough samples. Half of its share of what is missing is what a member keeps to
-        itself at most: so no more than half of it is untold, and the last sample that is missing is told at once. What
-        is told beyond that begins nothing.
-        """
+        """Tell whether others need what is new in the record."""
         new, old = self._record, self._published
         if new is None or old is None or new is old:
             return False
-        if new.model_dump(exclude=SHOWN) != old.model_dump(exclude=SHOWN):
-            return True
+        speed, told = new.samples_per_second, old.samples_per_second
+        changed = abs(speed - told) > told / 4 or new.model_dump(exclude=SHOWN) != old.model_dump(exclude=SHOWN)
+        return changed or enough_untold(*self._untold(new))
+
+    def _untold(self, new: PeerRecord) -> tuple[int, int, int]:
+        """Samples that this peer has not told, those that are missing for a step as all have told, its members."""
+        told = self._published.samples if self._published is not None else 0
         members = [record for record in self.view.members(*new.state) if record.peer_id != new.peer_id]
-        missing = self._run.swarm.target_batch_size - old.samples - sum(record.samples for record in members)
-        untold = abs(new.samples - old.samples) * 2 * (len(members) + 1)
-        faster = abs(new.samples_per_second - old.samples_per_second)
-        return 4 * faster > old.samples_per_second or untold >= missing > 0
+        missing = self._run.swarm.target_batch_size - told - sum(record.samples for record in members)
+        return abs(new.samples - told), missing, len(members) + 1
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
