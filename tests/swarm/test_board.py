@@ -92,11 +92,12 @@ def test_what_is_untold_delays_no_step(members: list[tuple[int, int]], target: i
 
 @pytest.fixture
 def member(board: PeerDirectory, clock: SteppedClock) -> PeerDirectory:
-    """One of two, which told 10 samples each a second ago."""
+    """One of two, which told 10 samples each five seconds ago; a step is a minute off."""
     board._run = board._run.replaced({"swarm.target_batch_size": 60})
     board._record = board._published = record("me", round="none")
     board.view = room.SwarmState.of([record("me"), record("a")])
-    board._published_at = clock.now - 1.0
+    board._published_at = clock.now - 5.0
+    board.expect(60.0)
     return board
 
 
@@ -120,6 +121,13 @@ def test_what_others_need_is_told_soon_and_the_rest_with_the_next_renewal(
     member._record = record("me", **{"round": "none", **changes})
     assert member._is_due() == needed
     clock.now += room.RENEW_SECONDS
+    assert member._is_due()
+
+
+def test_when_a_step_is_near_all_samples_are_told(member: PeerDirectory) -> None:
+    member._record = record("me", round="none", samples=11)
+    assert not member._is_due()
+    member.expect(2.0)
     assert member._is_due()
 
 

@@ -42,6 +42,8 @@ class Swarm:
             self.nodes.append(start_dht(RUN, identity, initial_peers=known, host="127.0.0.1"))
             stack.callback(stop_dht, self.nodes[-1])
             known = known or addresses_of(self.nodes[0])[:1]
+        self.reader = start_dht(RUN, None, initial_peers=known, client_mode=True)  # which keeps nothing
+        stack.callback(stop_dht, self.reader)
 
     def store(self, node: DHT, identity: Identity) -> bool:
         now = dht_time()
@@ -90,23 +92,31 @@ async def _counted(_: DHT, node: DHTNode) -> dict[str, int]:
     return found
 
 
-def test_who_knows_all_is_told_what_is_new(swarm: Swarm) -> None:
-    key, others = peers_key(RUN.identity), PEERS - 1
+def test_who_renews_its_record_searches_no_more_and_is_told_no_others(swarm: Swarm) -> None:
     for node, identity in zip(swarm.nodes, swarm.identities, strict=True):
         assert swarm.store(node, identity)
     node = swarm.nodes[1]
     node.run_coroutine(_watch)
     assert swarm.store(node, swarm.identities[1])
-    assert node.run_coroutine(_counted) == {"rpc_store": others, "cached": 0}, "no search, and nobody's records"
-    assert len(node.get(key, latest=True).value) == PEERS
-    counted = node.run_coroutine(_counted)
-    assert counted == {"rpc_records": others, "records": others * others, "cached": 0}, "all keep those of all"
-    assert len(node.get(key, latest=True).value) == len(node.get(key).value) == PEERS
-    assert node.run_coroutine(_counted) == {"rpc_records": others + 1, "records": 0, "cached": 0}
+    assert node.run_coroutine(_counted) == {"rpc_store": PEERS - 1, "cached": 0}
+    assert len(node.get(peers_key(RUN.identity), latest=True).value) == PEERS
+    assert node.run_coroutine(_counted) == {"rpc_records": PEERS - 1, "records": 0, "cached": 0}, "it keeps all itself"
+
+
+def test_a_reader_is_told_what_is_new(swarm: Swarm) -> None:
+    key, reader = peers_key(RUN.identity), swarm.reader
+    reader.run_coroutine(_watch)
+    for node, identity in zip(swarm.nodes, swarm.identities, strict=True):
+        assert swarm.store(node, identity)
+    assert len(reader.get(key, latest=True).value) == PEERS
+    counted = reader.run_coroutine(_counted)
+    assert (counted["rpc_records"], counted["records"]) == (PEERS, PEERS * PEERS), "all keep those of all"
+    assert len(reader.get(key, latest=True).value) == len(reader.get(key).value) == PEERS
+    assert reader.run_coroutine(_counted) == {"rpc_records": PEERS + 1, "records": 0, "cached": 0}
     assert swarm.store(swarm.nodes[2], swarm.identities[2])
-    found = node.get(key).value
-    assert node.run_coroutine(_counted) == {"rpc_records": 1, "records": 1, "cached": 0}
-    assert len(found) == PEERS and found == swarm.nodes[3].get(key, latest=True).value
+    found = reader.get(key).value
+    assert reader.run_coroutine(_counted) == {"rpc_records": 1, "records": 1, "cached": 0}
+    assert found == swarm.nodes[3].get(key, latest=True).value
 
 
 @given(st.integers(0, DHTID.MAX - 1), st.lists(st.integers(0, DHTID.MAX - 1), min_size=2, max_size=8, unique=True))

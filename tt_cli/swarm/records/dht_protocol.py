@@ -71,6 +71,8 @@ class DHTProtocol(protocol.DHTProtocol):
     read: by key, the records that this node knows from others or stored with them, each until its end.
     """
 
+    _rpc_handlers = _stub_type = None  # not those of hivemind's class, which hivemind would go on with
+
     @classmethod
     async def create(cls, p2p: P2P, node_id: DHTID, *args: Any, **more: Any) -> Any:
         """As hivemind does, whatever the id."""
@@ -116,6 +118,12 @@ class DHTProtocol(protocol.DHTProtocol):
         found = self.storage.get(key)
         return found.value if found and isinstance(found.value, DictionaryDHTValue) else DictionaryDHTValue()
 
+    def known(self, key: DHTID) -> DictionaryDHTValue:
+        """What this node has read, stored, or keeps."""
+        for subkey, (value, until) in self.kept(key).items():
+            self.remember(key, subkey, value, until)
+        return self.read[key]
+
     async def rpc_records(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """Answer with the kept records that the caller lacks, and whether it has newer ones."""
         key, held = RECORDS_REQUEST.read(request)
@@ -131,7 +139,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     async def call_records(self, peer: PeerID, key: DHTID) -> bool | None:
         """Remember what a peer keeps and this node lacks. False where that peer is behind; None without an answer."""
-        named = {tag_of(subkey): (subkey, record) for subkey, record in islice(self.read[key].items(), MOST_HELD)}
+        named = {tag_of(subkey): (subkey, record) for subkey, record in islice(self.known(key).items(), MOST_HELD)}
         held = b"".join(HELD.pack(tag, record.expiration_time) for tag, (_, record) in named.items())
         try:
             async with self.rpc_semaphore:

@@ -120,7 +120,7 @@ class DHTNode(hivemind_node.DHTNode):
         latest: ask all nodes that keep them for what is newer, as after a search; else the one whose turn it is, and a
         second one if that is behind.
         """
-        place, protocol = DHTID.generate(source=key), self.protocol
+        place = DHTID.generate(source=key)
         nodes, anew = await self._search(place)
         peers = list(dict.fromkeys(nodes.values()))
         if latest or anew:
@@ -129,9 +129,7 @@ class DHTNode(hivemind_node.DHTNode):
             self._turn += 1
             first = self._turn % max(1, min(self.num_replicas, len(peers)))
             await self._ask_in_turn(place, peers[first : self.num_replicas] + peers[:first])
-        for subkey, (value, until) in protocol.kept(place).items():
-            protocol.remember(place, subkey, value, until)
-        known = protocol.read[place]
+        known = self.protocol.known(place)
         values = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
         return ValueWithExpiration(values, known.latest_expiration_time) if values else None
 

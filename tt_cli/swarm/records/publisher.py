@@ -33,6 +33,7 @@ __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
+NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
 RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
@@ -287,7 +288,9 @@ class PeerDirectory:
             return False
         speed, told = new.samples_per_second, old.samples_per_second
         changed = abs(speed - told) > told / 4 or new.model_dump(exclude=SHOWN) != old.model_dump(exclude=SHOWN)
-        return changed or enough_untold(*self._untold(new))
+        untold, missing, members = self._untold(new)
+        near = self.pace < NEAR_SECONDS and untold > 0 and missing > 0
+        return changed or near or enough_untold(untold, missing, members)
 
     def _untold(self, new: PeerRecord) -> tuple[int, int, int]:
         """Samples that this peer has not told, those that are missing for a step as all have told, its members."""
