@@ -133,8 +133,14 @@ class DHTNode(hivemind_node.DHTNode):
         values = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
         return ValueWithExpiration(values, known.latest_expiration_time) if values else None
 
+    async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
+        """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""
+        answer = await self.protocol.call_records(peer, key)
+        (self.blacklist.register_failure if answer is None else self.blacklist.register_success)(peer)
+        return answer
+
     async def _ask_all(self, key: DHTID, peers: Iterable[PeerID]) -> None:
-        if asked := {asyncio.create_task(self.protocol.call_records(peer, key)) for peer in peers}:
+        if asked := {asyncio.create_task(self._ask(key, peer)) for peer in peers}:
             answered, late = await asyncio.wait(asked, timeout=ALL_SECONDS)
             if late and all(task.result() is None for task in answered):
                 await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +148,7 @@ class DHTNode(hivemind_node.DHTNode):
     async def _ask_in_turn(self, key: DHTID, peers: Iterable[PeerID]) -> None:
         asked, answers = set[asyncio.Task[bool | None]](), list[bool]()
         for peer in peers:
-            asked.add(asyncio.create_task(self.protocol.call_records(peer, key)))
+            asked.add(asyncio.create_task(self._ask(key, peer)))
             done, asked = await asyncio.wait(asked, timeout=ONE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             answers += [answer for task in done if (answer := task.result()) is not None]
             if any(answers) or len(answers) >= ANSWERS:

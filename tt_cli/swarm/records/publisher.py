@@ -125,16 +125,16 @@ async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
 
     table = node.protocol.routing_table
     lost = [peer for peer in map(PeerID.from_base58, peers) if peer not in table or peer in node.blacklist]
-    await asyncio.gather(*map(ping, dict.fromkeys([*lost, *table.initial])))
+    await asyncio.gather(*map(ping, dict.fromkeys([*lost[:MOST_PINGED], *table.initial])))
 
 
 def enough_untold(untold: int, missing: int, members: int) -> bool:
     """Tell whether a peer has to tell its samples. untold: those. missing: for a step, as all have told.
 
-    Half of its share of what is missing is what each keeps to itself at most. So more than half of what is missing is
-    missing in truth, and the last one is told by who has it; what comes beyond begins nothing.
+    A third of its share of what is missing is what each keeps to itself at most. So more than two thirds of that are
+    missing in truth, and the last sample is told by who has it; what comes beyond begins nothing.
     """
-    return 2 * untold * members >= missing > 0
+    return 3 * untold * members >= missing > 0
 
 
 class PeerDirectory:
@@ -354,7 +354,7 @@ class PeerDirectory:
         self._pinged = self._clock.monotonic()
         unreachable = {self._peer_id} | {record.peer_id for record in self.view.records if record.client_mode}
         peers = sorted(self.trainers() - unreachable)
-        self._dht.run_coroutine(partial(keep_in_touch, peers=tuple(peers[:MOST_PINGED])), return_future=True)
+        self._dht.run_coroutine(partial(keep_in_touch, peers=peers), return_future=True)
 
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
