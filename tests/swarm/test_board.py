@@ -82,7 +82,7 @@ def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDi
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12), st.integers(1, 4000))
 def test_what_is_untold_delays_no_step(members: list[tuple[int, int]], target: int) -> None:
-    """(told, untold) of each: while nobody has to tell, more is missing in truth than two thirds of what seems to be."""
+    """(told, untold) of each: while nobody has to tell, two thirds of what seems to be missing are missing in truth."""
     missing, untold = target - sum(told for told, _ in members), sum(more for _, more in members)
     silent = not any(room.enough_untold(more, missing, len(members)) for _, more in members)
     if missing > 0 and silent:

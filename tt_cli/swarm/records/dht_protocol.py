@@ -9,6 +9,7 @@ surround one: so the nodes that this one joined through are asked too, and recor
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import time
 from collections import defaultdict
@@ -24,7 +25,6 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.swarm.wire import MOST_HELD, RECORDS_ANSWER, RECORDS_REQUEST
 
@@ -130,10 +130,11 @@ class DHTProtocol(protocol.DHTProtocol):
         theirs, records = dict(HELD.iter_unpack(held)), []
         behind = set(theirs)
         for subkey, (value, until) in self.kept(DHTID.from_bytes(key)).items():
-            tag, last = tag_of(subkey), theirs.get(tag_of(subkey))
-            if last is None or last < until:
-                records.append((MSGPackSerializer.dumps(subkey) if last is None else tag, value, until))
-            if last is not None and last <= until:
+            tag = tag_of(subkey)
+            last = theirs.get(tag, -math.inf)
+            if last < until:
+                records.append((tag if tag in theirs else MSGPackSerializer.dumps(subkey), value, until))
+            if last <= until:
                 behind.discard(tag)
         return RECORDS_ANSWER.message((bool(behind), tuple(records)))
 
@@ -157,7 +158,7 @@ class DHTProtocol(protocol.DHTProtocol):
             return None
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
-        """As hivemind does. Neighbours are those that have answered this node; records last as long as they say."""
+        """As hivemind does, for neighbours that have answered this node. Records are read otherwise."""
         answer = await super().call_find(peer, keys)
         if answer is None:
             return None
@@ -166,8 +167,8 @@ class DHTProtocol(protocol.DHTProtocol):
         near = {(node, other) for node, other in near if node == node_id_of(other) and other not in asked}
         await self._meet(peer, {other for _, other in near if other not in table})
         return {
-            key: (rebuilt(value), dict(place for place in places.items() if place in near and place[1] in table))
-            for key, (value, places) in answer.items()
+            key: (None, dict(place for place in places.items() if place in near and place[1] in table))
+            for key, (_, places) in answer.items()
         }
 
     async def _meet(self, namer: PeerID, named: set[PeerID]) -> None:
@@ -183,13 +184,3 @@ class DHTProtocol(protocol.DHTProtocol):
             del self._pinged[next(iter(self._pinged))]
         if pings:
             await asyncio.wait(pings.values(), timeout=HEARSAY_SECONDS)
-
-
-def rebuilt(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[DictionaryDHTValue] | None:
-    """The checked records of an answer, without its bound: hivemind ends a search at a "for ever"."""
-    if found is None or not isinstance(found.value, DictionaryDHTValue) or not found.value.data:
-        return None
-    records = DictionaryDHTValue()
-    for subkey, record in found.value.data.items():
-        records.store(subkey, record.value, record.expiration_time)
-    return ValueWithExpiration(records, records.latest_expiration_time)
