@@ -143,3 +143,35 @@ def test_samples_beyond_the_target_are_not_told(member: PeerDirectory) -> None:
     member.view = room.SwarmState.of([record("me"), record("a", samples=50)])
     member._record = record("me", round="none", samples=40)
     assert not member._is_due()
+
+
+class Asked:
+    """A DHT without records. latest: of each look, whether all nodes were asked. stored: records."""
+
+    def __init__(self, membership: Admission):
+        self.membership, self.latest, self.stored = membership, list[bool](), 0
+
+    def get(self, key: str, latest: bool, return_future: bool) -> Any:
+        self.latest.append(latest)
+        return SimpleNamespace(result=lambda timeout: None)
+
+    def store(self, *args: Any, **more: Any) -> Any:
+        self.stored += 1
+        return SimpleNamespace(result=lambda timeout: True)
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_a_fresh_view_asks_all_and_publishes_nothing(board: PeerDirectory) -> None:
+    dht: Any = Asked(Admission(board._run))
+    identity: Any = SimpleNamespace(key=None, peer_id="me")
+    asking = PeerDirectory(board._run, dht, identity)
+    asking.publish(record("me"))
+    asking.start()
+    for _ in range(3):
+        asking.fresh_view()
+    asking.stop()
+    assert dht.latest.count(True) == 3 and dht.stored == 1
+    asking.renew()
+    assert asking._is_due()
