@@ -62,7 +62,10 @@ LIVES = 2.5  # times as long as that a record counts, at least, so that one may 
 
 @dataclass(frozen=True)
 class Links:
-    """What is measured with --links. batch, step, round, idle: seconds of a micro-batch, from step to step, …"""
+    """What --links measures. batch: seconds of a micro-batch. step: from one to the next. round: of those, in a round.
+
+    idle: before anybody publishes.
+    """
 
     peers: int = 12
     steps: int = 4
