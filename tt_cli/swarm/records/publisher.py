@@ -161,7 +161,7 @@ class PeerDirectory:
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
         self.read_at = self._clock.monotonic()  # the last read ended
-        self._stopping = self._urgent = self._wanted = False  # the record is to be stored, all nodes asked at once
+        self._stopping = self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._parted: set[str] = set()
@@ -271,9 +271,9 @@ class PeerDirectory:
             with self._lock:
                 self.view, self._reads_ended, self.read_at = view, self._reads_begun, self._clock.monotonic()
                 self._lock.notify_all()
-                rest = self._read_all_at + QUICK_SECONDS - self._clock.monotonic()
-                self._lock.wait_for(lambda: self._urgent or self._stopping, max(0.0, rest))
-                self._lock.wait_for(lambda: self._urgent or self._wanted or self._stopping, self.pace)
+                rest = max(0.0, self._read_all_at + QUICK_SECONDS - self._clock.monotonic())
+                self._lock.wait_for(lambda: self._urgent or self._stopping, rest)
+                self._lock.wait_for(lambda: self._urgent or self._wanted or self._stopping, self.pace - rest)
 
     def _is_due(self) -> bool:
         """Tell whether this peer's record is to be published now. With the lock."""
