@@ -131,6 +131,18 @@ def test_when_a_step_is_near_all_samples_are_told(member: PeerDirectory) -> None
     assert member._is_due()
 
 
+def test_looks_are_rarer_in_a_long_round_and_the_next_one_comes_when_it_ends(
+    member: PeerDirectory, clock: SteppedClock
+) -> None:
+    member.expect(0.5)
+    assert member._pause() == room.QUICK_SECONDS
+    clock.now += room.LONG_ROUND_SECONDS + 1
+    member.read_at = clock.now - 1
+    assert not member._is_time()
+    member.expect(0.5)
+    assert member._is_time()
+
+
 def test_a_new_state_and_the_last_samples_of_a_step_are_told_at_once(member: PeerDirectory) -> None:
     member._published_at = member._clock.monotonic()
     for changes, at_once in (({"samples": 49}, False), ({"samples": 50}, True), ({"epoch": 6}, True)):

@@ -111,8 +111,8 @@ class DHTNode(hivemind_node.DHTNode):
         return nodes, True
 
     def _known(self, key: DHTID) -> list[PeerID]:
-        nearest = self.protocol.routing_table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)
-        return [peer for _, peer in nearest]
+        table = self.protocol.routing_table
+        return [peer for _, peer in table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)]
 
     async def get(self, key: Any, latest: bool = False, **more: Any) -> ValueWithExpiration[dict[Any, Any]] | None:
         """All records under a key as {subkey: record}, those that were read before too; None without any.
@@ -130,13 +130,13 @@ class DHTNode(hivemind_node.DHTNode):
             first = self._turn % max(1, min(self.num_replicas, len(peers)))
             await self._ask_in_turn(place, peers[first : self.num_replicas] + peers[:first])
         known = self.protocol.known(place)
-        values = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
-        return ValueWithExpiration(values, known.latest_expiration_time) if values else None
+        records = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
+        return ValueWithExpiration(records, known.latest_expiration_time) if records else None
 
     async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
         """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""
-        answer = await self.protocol.call_records(peer, key)
-        (self.blacklist.register_failure if answer is None else self.blacklist.register_success)(peer)
+        if (answer := await self.protocol.call_records(peer, key)) is None:
+            self.blacklist.register_failure(peer)
         return answer
 
     async def _ask_all(self, key: DHTID, peers: Iterable[PeerID]) -> None:

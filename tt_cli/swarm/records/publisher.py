@@ -33,6 +33,7 @@ __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
+LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 1.5  # without a word of what to expect: then a look every so often
 NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
 RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
@@ -171,11 +172,28 @@ class PeerDirectory:
         self._notices = ControlNotices(run, dht)
         self._claims = ClaimLimits(self._clock.monotonic)
         self._vote = Vote(run.swarm.statistics_expiration, self._clock.boottime)
-        self.pace = QUICK_SECONDS
+        self.pace, self._expected_at = QUICK_SECONDS, self._clock.monotonic()
 
     def expect(self, seconds: float) -> None:
-        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time."""
-        self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time.
+
+        Said all the time but in rounds: in a long one looks are rarer, and the first word after it brings one.
+        """
+        with self._lock:
+            before, self._expected_at = self._pause(), self._clock.monotonic()
+            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+            if self.pace < before:
+                self._lock.notify_all()
+
+    def _pause(self) -> float:
+        """Seconds between two looks, as things are."""
+        long = self._clock.monotonic() > self._expected_at + LONG_ROUND_SECONDS
+        return max(self.pace, IN_ROUND_SECONDS) if long else self.pace
+
+    def _is_time(self) -> bool:
+        """Tell whether to look. With the lock."""
+        due = self._clock.monotonic() >= self.read_at + self._pause()
+        return due or self._urgent or self._wanted or self._stopping
 
     def publish(self, record: PeerRecord) -> None:
         """Make this the peer's record: sent when it is due, at once when its state is new or its samples end a wait."""
@@ -227,10 +245,7 @@ class PeerDirectory:
             self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
 
     def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
-        """The swarm as of a read that begins after this call; the last one known when none ends in time.
-
-        It asks all nodes that keep the records, every QUICK_SECONDS at most.
-        """
+        """The swarm as of a read of all nodes, begun after this call; the last one known when none ends in time."""
         with self._lock:
             self._wanted = True
             self._lock.notify_all()
@@ -273,13 +288,12 @@ class PeerDirectory:
                 self._lock.notify_all()
                 rest = max(0.0, self._read_all_at + QUICK_SECONDS - self._clock.monotonic())
                 self._lock.wait_for(lambda: self._urgent or self._stopping, rest)
-                self._lock.wait_for(lambda: self._urgent or self._wanted or self._stopping, self.pace - rest)
+                self._lock.wait_for(self._is_time, max(0.0, self._pause() - rest))
 
     def _is_due(self) -> bool:
         """Tell whether this peer's record is to be published now. With the lock."""
-        age = self._clock.monotonic() - self._published_at
-        renew = min(RENEW_SECONDS, self._run.swarm.statistics_expiration / 3)
-        return self._urgent or age >= renew or (age >= self.pace and self._is_needed())
+        age, life = self._clock.monotonic() - self._published_at, self._run.swarm.statistics_expiration
+        return self._urgent or age >= min(RENEW_SECONDS, life / 3) or (age >= self.pace and self._is_needed())
 
     def _is_needed(self) -> bool:
         """Tell whether others need what is new in the record."""
