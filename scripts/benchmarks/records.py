@@ -11,20 +11,39 @@ measured in the --seconds after all have been published once:
 - `loopback_kb_per_s`: of all nodes together, and of whatever else uses this machine's loopback interface meanwhile;
 - `store_kb`, `store_cpu_s`: the same for one record that is published: bytes, and CPU seconds of all nodes together;
 - `late_s`: the longest that a record waited until it was published; `failed`: records that no node took.
+
+`--links`: what records and look-ups cost the lines. 12 peers, each a network namespace (root, iproute2) with a real DHT
+node and `PeerDirectory`; they publish and look as trainers do, a step every 45 s with a round of 15 s, in which they go
+on computing, but no gradients travel. Bytes that each host sent, as its link counts them, over the seconds:
+
+- `between_mbit_mean`, `between_mbit_busiest`: from a step until the next one is due; Mbit/s up of a peer, and of the
+  busiest one;
+- `in_rounds_mbit_mean`, `in_rounds_mbit_busiest`: from then until all have made the step and told it;
+- `idle_mbit_mean`: of nodes that neither publish nor look; it is part of the others;
+- `trigger_late_s`: from the moment in which all have computed enough until all know, the longest;
+- `told_s`: from a step until all see that all have made it, the longest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.namespaces import Network, Traffic
+from testbed.record_peer import MICRO_BATCH, Place, serve
+
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import family_cpu_seconds
+from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.host_memory import family_memory
@@ -39,6 +58,25 @@ NODE, AUX = "testbed.record_node", "testbed.record_aux"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
 EVERY, MOST_PER_SECOND = 15.0, 5.0  # seconds between two records of a peer; records of all of them
 LIVES = 2.5  # times as long as that a record counts, at least, so that one may be lost
+
+
+@dataclass(frozen=True)
+class Links:
+    """What --links measures. batch: seconds of a micro-batch. step: from one to the next. round: of those, in a round.
+
+    idle: before anybody publishes.
+    """
+
+    peers: int = 12
+    steps: int = 4
+    batch: float = 2.0
+    step: float = 45.0
+    round: float = 15.0
+    idle: float = 15.0
+
+
+QUICK_LINKS = Links(peers=4, steps=2, batch=1.0, step=9.0, round=3.0, idle=3.0)
+WAIT = 60.0
 
 
 def loopback_bytes() -> int:
@@ -129,14 +167,124 @@ def looks(run: Any, addresses: list[str]) -> tuple[list[float], int, int]:
     return times, seen, size
 
 
+class Peers:
+    """Those of --links, each in its host."""
+
+    def __init__(self, size: Links, network: Network, folder: Path):
+        target = round(size.peers * MICRO_BATCH * size.step / size.batch)
+        run = load_run("emoji").replaced({"swarm.target_batch_size": target})
+        self.size, self.target, self._network, self._pipes = size, target, network, []
+        addresses: list[str] = []
+        context = multiprocessing.get_context("fork")
+        for number, host in enumerate(network.hosts):
+            mine, theirs = context.Pipe()
+            home = folder / str(number)
+            home.mkdir()
+            place = Place(number, host.address, home, run, size.batch, addresses[:1])
+            with host.entered():
+                context.Process(target=serve, args=(theirs, place)).start()
+            theirs.close()
+            self._pipes.append(mine)
+            addresses.append(self._answer(mine))
+
+    def _answer(self, pipe: Any) -> Any:
+        if not pipe.poll(WAIT):
+            raise TTError(f"no answer of a peer within {WAIT:.0f} s")
+        return pipe.recv()
+
+    def all(self, method: str) -> list[Any]:
+        """Have all do the same at once; their answers."""
+        for pipe in self._pipes:
+            pipe.send((method, ()))
+        return [self._answer(pipe) for pipe in self._pipes]
+
+    def until(self, method: str, ready: Callable[[list[Any]], bool], most: float = 300.0) -> list[Any]:
+        """Ask all again and again; the answers that are as they should be."""
+        deadline = time.monotonic() + most
+        while not ready(answers := self.all(method)):
+            if time.monotonic() > deadline:
+                raise TTError(f"{method}: {answers}")
+            time.sleep(0.05)
+        return answers
+
+    def close(self) -> None:
+        """End them."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def cycle(self) -> dict[str, Any]:
+        """From one step to the next: bytes and seconds between the rounds and in one, and what was late."""
+        marks = [(time.monotonic(), self._network.traffic())]
+        self.until("due", lambda answers: any(since for since, _ in answers))
+        marks.append((time.monotonic(), self._network.traffic()))
+        answers = self.until("due", lambda answers: all(since for since, _ in answers))
+        made = sorted(at for _, batches in answers for at in batches)
+        late = max(since for since, _ in answers) - made[-(-self.target // MICRO_BATCH) - 1]
+        self.all("round")
+        time.sleep(max(0.0, marks[1][0] + self.size.round - time.monotonic()))
+        self.all("step")
+        stepped = time.monotonic()
+        self.until("sees", lambda seen: min(seen) == self.size.peers)
+        marks.append((time.monotonic(), self._network.traffic()))
+        (began, at_first), (due, at_due), (ended, at_end) = marks
+        return {
+            "between": (due - began, sent(at_first, at_due)),
+            "in_rounds": (ended - due, sent(at_due, at_end)),
+            "late": late,
+            "told": ended - stepped,
+        }
+
+
+def sent(before: list[Traffic], after: list[Traffic]) -> list[int]:
+    """By each host."""
+    return [now.since(then).sent for then, now in zip(before, after, strict=True)]
+
+
+def measure_links(size: Links) -> dict[str, Any]:
+    """What --links measures."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-records-") as scratch,
+        Network(hosts=size.peers) as network,
+        contextlib.closing(Peers(size, network, Path(scratch))) as peers,
+    ):
+        time.sleep(min(5.0, size.idle))
+        before = network.traffic()
+        time.sleep(size.idle)
+        idle = sent(before, network.traffic())
+        peers.all("begin")
+        peers.until("sees", lambda seen: min(seen) == size.peers)
+        cycles = []
+        for number in range(1 + size.steps):  # the first one has begun late
+            cycles.append(peers.cycle())
+            progress(f"step {number + 1}", {name: cycles[-1][name] for name in ("late", "told")})
+    found: dict[str, Any] = {"peers": size.peers, "idle_mbit_mean": round(mbit(statistics.fmean(idle), size.idle), 4)}
+    for phase in ("between", "in_rounds"):
+        seconds = sum(cycle[phase][0] for cycle in cycles[1:])
+        each = [sum(counts) for counts in zip(*(cycle[phase][1] for cycle in cycles[1:]), strict=True)]
+        found[f"{phase}_mbit_mean"] = round(mbit(statistics.fmean(each), seconds), 4)
+        found[f"{phase}_mbit_busiest"] = round(mbit(max(each), seconds), 4)
+        found[f"{phase}_s"] = round(seconds, 1)
+    for name in ("late", "told"):
+        found[f"{'trigger_' * (name == 'late')}{name}_s"] = round(max(cycle[name] for cycle in cycles[1:]), 2)
+    return found
+
+
+def mbit(count: float, seconds: float) -> float:
+    """Mbit/s."""
+    return 8 * count / seconds / 1e6
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
     parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
+    parser.add_argument("--links", action="store_true", help="what records cost the lines of 12 peers")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """A row for each number of peers."""
+    """A row for each number of peers, or what the lines carry."""
+    if args.links:
+        return measure_links(QUICK_LINKS if args.quick else Links())
     rows = []
     for count in args.peers or (QUICK_COUNTS if args.quick else COUNTS):
         every = 3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND)

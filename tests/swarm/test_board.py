@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from swarm.made import SteppedClock, record
 
 from tt_cli.run import load_run
@@ -76,3 +78,112 @@ def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDi
     clock.now += 61
     see(board)
     assert not board.trainers() & {"c", "d"}
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12), st.integers(1, 4000))
+def test_what_is_untold_delays_no_step(members: list[tuple[int, int]], target: int) -> None:
+    """(told, untold) of each: while nobody has to tell, two thirds of what seems to be missing are missing in truth."""
+    missing, untold = target - sum(told for told, _ in members), sum(more for _, more in members)
+    silent = not any(room.enough_untold(more, missing, len(members)) for _, more in members)
+    if missing > 0 and silent:
+        assert 3 * untold < missing
+    assert missing > 0 or silent, "what is told beyond the target begins nothing"
+
+
+@pytest.fixture
+def member(board: PeerDirectory, clock: SteppedClock) -> PeerDirectory:
+    """One of two, which told 10 samples each five seconds ago; a step is a minute off."""
+    board._run = board._run.replaced({"swarm.target_batch_size": 60})
+    board._record = board._published = record("me", round="none")
+    board.view = room.SwarmState.of([record("me"), record("a")])
+    board._published_at = clock.now - 5.0
+    board.expect(60.0)
+    return board
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"samples": 16, "loss": 3.0, "total_samples": 200, "bytes_sent": 5, "samples_per_second": 2.4}, False),
+        ({"samples": 17}, True),  # a third of its share of the 40 that are missing
+        ({"samples": 0}, True),
+        ({"samples_per_second": 2.6}, True),
+        ({"round": "dropped"}, True),
+        ({"slow": ["a"]}, True),
+        ({"lease": 5.0}, True),
+        ({"vote": True}, True),
+    ],
+    ids=str,
+)
+def test_what_others_need_is_told_soon_and_the_rest_with_the_next_renewal(
+    member: PeerDirectory, clock: SteppedClock, changes: dict[str, Any], needed: bool
+) -> None:
+    member._record = record("me", **{"round": "none", **changes})
+    assert member._is_due() == needed
+    clock.now += room.RENEW_SECONDS
+    assert member._is_due()
+
+
+def test_when_a_step_is_near_all_samples_are_told(member: PeerDirectory) -> None:
+    member._record = record("me", round="none", samples=11)
+    assert not member._is_due()
+    member.expect(2.0)
+    assert member._is_due()
+
+
+def test_looks_are_rarer_in_a_long_round_and_the_next_one_comes_when_it_ends(
+    member: PeerDirectory, clock: SteppedClock
+) -> None:
+    member.expect(0.5)
+    assert member._pause() == room.QUICK_SECONDS
+    clock.now += room.LONG_ROUND_SECONDS + 1
+    member.read_at = clock.now - 1
+    assert not member._is_time()
+    member.expect(0.5)
+    assert member._is_time()
+
+
+def test_a_new_state_and_the_last_samples_of_a_step_are_told_at_once(member: PeerDirectory) -> None:
+    member._published_at = member._clock.monotonic()
+    for changes, at_once in (({"samples": 49}, False), ({"samples": 50}, True), ({"epoch": 6}, True)):
+        member._urgent = False
+        member.publish(record("me", **changes))
+        assert member._is_due() == at_once
+
+
+def test_samples_beyond_the_target_are_not_told(member: PeerDirectory) -> None:
+    member.view = room.SwarmState.of([record("me"), record("a", samples=50)])
+    member._record = record("me", round="none", samples=40)
+    assert not member._is_due()
+
+
+class Asked:
+    """A DHT without records. latest: of each look, whether all nodes were asked. stored: records."""
+
+    def __init__(self, membership: Admission):
+        self.membership, self.latest, self.stored = membership, list[bool](), 0
+
+    def get(self, key: str, latest: bool, return_future: bool) -> Any:
+        self.latest.append(latest)
+        return SimpleNamespace(result=lambda timeout: None)
+
+    def store(self, *args: Any, **more: Any) -> Any:
+        self.stored += 1
+        return SimpleNamespace(result=lambda timeout: True)
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_a_fresh_view_asks_all_and_publishes_nothing(board: PeerDirectory) -> None:
+    dht: Any = Asked(Admission(board._run))
+    identity: Any = SimpleNamespace(key=None, peer_id="me")
+    asking = PeerDirectory(board._run, dht, identity)
+    asking.publish(record("me"))
+    asking.start()
+    for _ in range(3):
+        asking.fresh_view()
+    asking.stop()
+    assert dht.latest.count(True) == 3 and dht.stored == 1
+    asking.renew()
+    assert asking._is_due()

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from testbed.attacks import neighbours as lies
 from testbed.attacks.neighbours import Answer
 
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.hivemind_patches import NodeSearchingBesideTheKey
-from tt_cli.swarm.records import dht_protocol
+from tt_cli.swarm.records import dht_protocol, dht_search
 from tt_cli.swarm.records.dht_protocol import node_id_of
 from tt_cli.swarm.records.dht_search import NO_CACHES
 
@@ -36,9 +36,7 @@ class Nodes:
     async def start(self, initial: list[str] | None = None) -> DHTNode:
         """An honest node that joins through the first one."""
         joined = self.first if initial is None else initial
-        node = await NodeSearchingBesideTheKey.create(
-            initial_peers=joined, host_maddrs=HERE, wait_timeout=5.0, **self.more
-        )
+        node = await dht_search.DHTNode.create(initial_peers=joined, host_maddrs=HERE, wait_timeout=5.0, **self.more)
         self.stack.push_async_callback(node.shutdown)
         self.first = self.first or [str(address) for address in await node.get_visible_maddrs()]
         self.nodes.append(node)
@@ -50,11 +48,18 @@ class Nodes:
         self.stack.push_async_callback(p2p.shutdown)
         return p2p
 
-    async def lie(self, p2p: P2P, place: DHTID, answer: Answer) -> None:
+    async def lie(self, p2p: P2P, place: DHTID, answer: Answer) -> lies.DHTProtocol:
         """Have a liar answer, and call at all of the others."""
         liar = await lies.DHTProtocol.lie(p2p, place, answer)
         for node in self.nodes:
             await liar.call_ping(node.peer_id)
+        return liar
+
+    async def hide(self) -> tuple[lies.DHTProtocol, str]:
+        """A liar that keeps records like the others, and says that there is nothing new; and the key beside it."""
+        p2p = await self.p2p()
+        liar = await self.lie(p2p, node_id_of(p2p.peer_id), lambda key, caller: lies.named([]))
+        return liar, key_beside(p2p, self.nodes)
 
 
 @asynccontextmanager
@@ -77,16 +82,21 @@ def key_beside(p2p: P2P, others: list[DHTNode]) -> str:
     raise AssertionError
 
 
-async def publish(nodes: list[DHTNode], key: str) -> None:
+async def publish(nodes: list[DHTNode], key: str, value: str = "x") -> None:
     """A record of each."""
     until = get_dht_time() + 60.0
-    assert all([await node.store(key, "x", until, subkey=str(node.peer_id)) for node in nodes])
+    assert all([await node.store(key, value, until, subkey=str(node.peer_id)) for node in nodes])
 
 
 async def read(node: DHTNode, key: str) -> set[str]:
     """Whose records a node finds."""
-    found: Any = await node.get(key, latest=True)
-    return set(found.value) - {"theirs"} if found is not None else set()
+    return set(await values(node, key, latest=True)) - {"theirs"}
+
+
+async def values(node: DHTNode, key: str, latest: bool = False) -> dict[str, Any]:
+    """Owner → record, as a look brings them. latest: see `DHTNode.get`."""
+    found = await node.get(key, latest=latest)
+    return {} if found is None else {subkey: record.value for subkey, record in found.value.items()}
 
 
 def run(test: Any) -> None:
@@ -112,7 +122,7 @@ def test_a_node_beside_the_key_that_answers_as_it_likes_hides_no_record(
                 assert await read(node, key) == everybody
                 assert (p2p.peer_id in node.protocol.routing_table) != chosen
                 (said,) = (await node.protocol.call_find(p2p.peer_id, [DHTID.generate(source=key)])).values()
-                assert not said[1] and (said[0] is None or said[0].expiration_time < get_dht_time() + 60.0)
+                assert said == (None, {})
 
     run(test())
 
@@ -157,6 +167,76 @@ def test_who_surrounds_a_key_hides_nobody_from_those_who_joined_through_the_same
             for node in nodes.nodes:
                 assert p2p.peer_id in node.protocol.routing_table
                 assert await read(node, key) == {str(other.peer_id) for other in nodes.nodes}
+
+    run(test())
+
+
+def test_who_hides_what_is_new_hides_it_for_one_look_of_those_in_turn() -> None:
+    async def test() -> None:
+        async with started(4) as nodes:
+            _, key = await nodes.hide()
+            reader, *others = nodes.nodes
+            await publish(nodes.nodes, key)
+            assert await read(reader, key) == {str(node.peer_id) for node in nodes.nodes}
+            for number in range(8):  # twice as many as are asked in turn
+                await publish(others[:1], key, f"{number}")
+                looks = [await values(reader, key), await values(reader, key)]
+                assert f"{number}" in {look[str(others[0].peer_id)] for look in looks}
+
+    run(test())
+
+
+def test_where_a_node_has_lost_records_a_second_one_is_asked() -> None:
+    async def test() -> None:
+        async with started(4) as nodes:
+            reader, lost, *others = nodes.nodes
+            await publish(nodes.nodes, "key")
+            await read(reader, "key")
+            for number in range(6):
+                await publish(others[:1], "key", f"{number}")
+                lost.protocol.storage.clear()
+                assert (await values(reader, "key"))[str(others[0].peer_id)] == f"{number}"
+
+    run(test())
+
+
+def test_who_does_not_answer_holds_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_search, "ONE_SECONDS", 0.3)
+    monkeypatch.setattr(dht_search, "ALL_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with started(3) as nodes:
+            liar, key = await nodes.hide()
+            reader, *others = nodes.nodes
+            await publish(nodes.nodes, key)
+            await read(reader, key)
+            liar.silent = True
+            for latest in (False, False, False, True):
+                await publish(others, key, str(latest))
+                async with asyncio.timeout(4.0):  # less than a call waits
+                    assert (await values(reader, key, latest))[str(others[0].peer_id)] == str(latest)
+
+    run(test())
+
+
+class Marked(RecordValidatorBase):  # type: ignore[misc]
+    """Lets values pass that are not "false"."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        return MSGPackSerializer.loads(record.value) != "false"
+
+
+@pytest.mark.parametrize("owner", [b"\x91\x01", b"\xc1", b""], ids=["a list", "no message", "nothing"])
+def test_of_what_a_node_answers_only_records_count(owner: bytes) -> None:
+    async def test() -> None:
+        async with started(2, record_validator=Marked()) as nodes:
+            liar, key = await nodes.hide()
+            until, packed = get_dht_time() + 60.0, MSGPackSerializer.dumps
+            false = packed("mallory"), packed("false"), until
+            liar.records = False, (false, (packed("ann"), packed("true"), until))
+            assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
+            liar.records = False, (false, (owner, packed("true"), until))
+            assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
 
     run(test())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +12,19 @@ from typing import Any
 import pytest
 from hivemind.dht import DHT, DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.made import record
 
 from tt_cli.run import load_run
-from tt_cli.swarm.hivemind_patches import beside
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records import dht_search
-from tt_cli.swarm.records.dht_search import Checked, digest_of
+from tt_cli.swarm.records.dht_search import Checked, beside, digest_of
 from tt_cli.swarm.records.peer_record import peers_key
+from tt_cli.swarm.wire import RECORDS_ANSWER
 
 RUN = load_run("emoji")
 PEERS = 4
@@ -43,6 +42,8 @@ class Swarm:
             self.nodes.append(start_dht(RUN, identity, initial_peers=known, host="127.0.0.1"))
             stack.callback(stop_dht, self.nodes[-1])
             known = known or addresses_of(self.nodes[0])[:1]
+        self.reader = start_dht(RUN, None, initial_peers=known, client_mode=True)  # which keeps nothing
+        stack.callback(stop_dht, self.reader)
 
     def store(self, node: DHT, identity: Identity) -> bool:
         now = dht_time()
@@ -61,43 +62,61 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         yield Swarm([tmp_path_factory.mktemp("lookup") for _ in range(PEERS)], stack)
 
 
+class CountingStub:
+    """Another node's methods, which count calls and the records in their answers."""
+
+    def __init__(self, stub: Any, counts: Counter[str]):
+        self._stub, self._counts = stub, counts
+
+    def __getattr__(self, name: str) -> Any:
+        async def counted(*args: Any, **more: Any) -> Any:
+            answer = await getattr(self._stub, name)(*args, **more)
+            self._counts[name] += 1
+            if name == "rpc_records":
+                self._counts["records"] += len(RECORDS_ANSWER.read(answer)[1])
+            return answer
+
+        return counted
+
+
 async def _watch(_: DHT, node: DHTNode) -> None:
-    """From now on, count what the node is told in answers to its searches."""
-    node.told = {"answers": 0, "records": 0}
-    protocol: DHTProtocol = node.protocol
-    call_find = protocol.call_find
-
-    async def counted(peer: PeerID, keys: Collection[DHTID]) -> Any:
-        found = await call_find(peer, keys)
-        for value, _ in (found or {}).values():
-            node.told["answers"] += 1
-            node.told["records"] += len(value.value) if value is not None else 0
-        return found
-
-    protocol.call_find = counted
+    """From now on, count what the node asks and is told."""
+    node.counts = Counter()
+    get_stub = node.protocol.get_stub
+    node.protocol.get_stub = lambda peer: CountingStub(get_stub(peer), node.counts)
 
 
-async def _told(_: DHT, node: DHTNode) -> dict[str, int]:
-    found = dict(node.told, cached=len(node.protocol.cache), kept=len(node.protocol.storage))
-    node.told.update(answers=0, records=0)
+async def _counted(_: DHT, node: DHTNode) -> dict[str, int]:
+    found = dict(node.counts, cached=len(node.protocol.cache))
+    node.counts.clear()
     return found
 
 
-def test_who_renews_its_record_is_not_told_those_of_all_others(swarm: Swarm) -> None:
+def test_who_renews_its_record_searches_no_more_and_is_told_no_others(swarm: Swarm) -> None:
     for node, identity in zip(swarm.nodes, swarm.identities, strict=True):
         assert swarm.store(node, identity)
     node = swarm.nodes[1]
     node.run_coroutine(_watch)
     assert swarm.store(node, swarm.identities[1])
-    told = node.run_coroutine(_told)
-    assert told["answers"] and not told["records"]
-    found = node.get(peers_key(RUN.identity), latest=True)
-    assert len(found.value) == PEERS
-    told = node.run_coroutine(_told)
-    assert told["records"] == PEERS * (PEERS - 1), "each of the others keeps all records, and is asked for them"
-    assert not told["cached"] and told["kept"] == 1
+    assert node.run_coroutine(_counted) == {"rpc_store": PEERS - 1, "cached": 0}
+    assert len(node.get(peers_key(RUN.identity), latest=True).value) == PEERS
+    assert node.run_coroutine(_counted) == {"rpc_records": PEERS - 1, "records": 0, "cached": 0}, "it keeps all itself"
+
+
+def test_a_reader_is_told_what_is_new(swarm: Swarm) -> None:
+    key, reader = peers_key(RUN.identity), swarm.reader
+    reader.run_coroutine(_watch)
+    for node, identity in zip(swarm.nodes, swarm.identities, strict=True):
+        assert swarm.store(node, identity)
+    assert len(reader.get(key, latest=True).value) == PEERS
+    counted = reader.run_coroutine(_counted)
+    assert (counted["rpc_records"], counted["records"]) == (PEERS, PEERS * PEERS), "all keep those of all"
+    assert len(reader.get(key, latest=True).value) == len(reader.get(key).value) == PEERS
+    assert reader.run_coroutine(_counted) == {"rpc_records": PEERS + 1, "records": 0, "cached": 0}
     assert swarm.store(swarm.nodes[2], swarm.identities[2])
-    assert not node.run_coroutine(_told)["records"], "what changed is read by who wants to know"
+    found = reader.get(key).value
+    assert reader.run_coroutine(_counted) == {"rpc_records": 1, "records": 1, "cached": 0}
+    assert found == swarm.nodes[3].get(key, latest=True).value
 
 
 @given(st.integers(0, DHTID.MAX - 1), st.lists(st.integers(0, DHTID.MAX - 1), min_size=2, max_size=8, unique=True))

@@ -365,6 +365,7 @@ class Collaboration:
                         self._commit(started, result)
                     return
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
+                self.board.renew()
             elif not held.samples:
                 self._hold()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):

@@ -7,7 +7,6 @@ either starts and before anything is encoded; again it changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import hivemind.dht.dht
@@ -17,15 +16,14 @@ import hivemind.utils.tensor_descr
 import torch
 from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
 from hivemind.averaging.control import StepControl
-from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils import MPFuture
 from hivemind.utils.auth import AuthRole
 
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.records.dht_protocol import DHTProtocol, RoutingTable
+from tt_cli.swarm.records.dht_search import DHTNode
 
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
@@ -37,7 +35,7 @@ def apply() -> None:
     """Make all changes that a DHT node and an averager need."""
     StepControl.cancel = cancel_before_telling
     hivemind.dht.protocol.AuthRPCWrapper = AuthorizedByPeerId
-    hivemind.dht.dht.DHTNode = NodeSearchingBesideTheKey
+    hivemind.dht.dht.DHTNode = DHTNode
     hivemind.dht.node.DHTProtocol, hivemind.dht.protocol.RoutingTable = DHTProtocol, RoutingTable
     P2P.receive_protobuf = staticmethod(receive_bounded)
     P2P.send_raw_data = staticmethod(send_bounded)
@@ -79,36 +77,6 @@ class AuthorizedByPeerId:
             return await authorizer.serve(node, method, request, context)
 
         return served
-
-
-class NodeSearchingBesideTheKey(DHTNode):
-    """hivemind's node, whose searches ask beside the key: the same nodes are nearest there, and nothing lies.
-
-    hivemind asks them for the key's value too: each peer that renewed its record was told the records of all others.
-    """
-
-    @classmethod
-    async def create(cls, *args: Any, initial_peers: Sequence[str] | None = None, **more: Any) -> DHTNode:
-        """As hivemind does; those that it joined through are asked first: see `records/dht_protocol.py`."""
-        node = await super().create(*args, initial_peers=initial_peers, **more)
-        peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in initial_peers or ()]
-        node.node_id, node.protocol.routing_table.initial = node.protocol.node_id, tuple(dict.fromkeys(peers))
-        return node
-
-    async def find_nearest_nodes(
-        self, queries: Collection[DHTID], *args: Any, **more: Any
-    ) -> dict[DHTID, dict[DHTID, PeerID]]:
-        """Search as hivemind's node does."""
-        keys = {beside(query): query for query in queries}
-        if callback := more.pop("found_callback", None):
-            more["found_callback"] = lambda query, *nodes: callback(keys[query], *nodes)
-        nearest = await super().find_nearest_nodes(keys, *args, **more)
-        return {keys[query]: nodes for query, nodes in nearest.items()}
-
-
-def beside(key: DHTID) -> DHTID:
-    """The id that differs from this one in its last bit."""
-    return DHTID(int(key) ^ 1)
 
 
 async def receive_bounded(kind: type[Message], reader: Any) -> tuple[Message | None, RPCError | None]:

@@ -62,6 +62,12 @@ def _rising(numbers: tuple[int, ...]) -> tuple[int, ...]:
     return numbers
 
 
+def _in_sixteens(held: bytes) -> bytes:
+    if len(held) % 16:
+        raise ValueError("a record without its time")
+    return held
+
+
 def _even(numbers: tuple[int, ...]) -> tuple[int, ...]:
     if len(numbers) % 2:
         raise ValueError("a run without an end")
@@ -75,6 +81,23 @@ Words = Annotated[str, Field(max_length=2**10)]
 Hashes = bytes  # of parts, one after the other
 Shares = tuple[Count, ...]  # of reducers
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+# ------------------------------------------------------------------ records on the DHT
+
+MOST_HELD = 2**12  # records that a request names
+Key = Annotated[bytes, Field(min_length=20, max_length=20)]
+Held = Annotated[bytes, Field(max_length=16 * MOST_HELD), AfterValidator(_in_sixteens)]
+
+RECORDS_REQUEST = Form("request for records", tuple[Key, Held], (bytes(20), bytes(32)), most=2**17)
+"""(key, for each record that the caller has 8 bytes of its owner's hash and 8 of the time until which it lasts)"""
+
+RECORDS_ANSWER = Form(
+    "answer with records",
+    tuple[bool, tuple[tuple[bytes, bytes, Finite], ...]],
+    (False, ((b"owner", b"record", 1e9),)),
+    most=2**22,
+)
+"""(whether the caller has something newer, the records that it lacks: owner as it is packed or as it was named, …)"""
 
 # ------------------------------------------------------------------ the state on its way to a newcomer
 

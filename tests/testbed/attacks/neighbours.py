@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ from hivemind.dht import protocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.proto import dht_pb2
+from hivemind.proto import dht_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from tt_cli.swarm.wire import RECORDS_ANSWER
 
 NAMED = 20  # neighbours in an answer
 TRIED = 4096  # peer ids that are made up, of which those nearest to a key are named
@@ -24,6 +27,8 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by thi
     """hivemind's own with the id that it was given. It keeps nothing, and says that it does."""
 
     answer: Answer
+    records: tuple[Any, ...] = (False, ())  # nothing is newer than what the caller has
+    silent = False
 
     @classmethod
     async def lie(cls, p2p: P2P, node_id: DHTID, answer: Answer) -> DHTProtocol:
@@ -40,6 +45,12 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by thi
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Yes."""
         return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys), peer=self.node_info)
+
+    async def rpc_records(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """What it likes, or nothing."""
+        if self.silent:
+            await asyncio.sleep(3600.0)
+        return RECORDS_ANSWER.message(self.records)
 
 
 def named(places: list[tuple[DHTID, PeerID]]) -> dht_pb2.FindResult:

@@ -9,25 +9,43 @@ surround one: so the nodes that this one joined through are asked too, and recor
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 import time
+from collections import defaultdict
 from collections.abc import Collection
+from functools import lru_cache
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 from hivemind.dht import protocol, routing
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import P2P, PeerID
-from hivemind.utils.timed_storage import ValueWithExpiration
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer, get_logger
+
+from tt_cli.swarm.wire import MOST_HELD, RECORDS_ANSWER, RECORDS_REQUEST
+
+logger = get_logger(__name__)
 
 MOST_INITIAL = 2  # nodes that are asked first; hivemind keeps a record at five
 HEARSAY_SECONDS, AGAIN_SECONDS = 2.0, 30.0  # that a search waits for who was named; until that one is pinged again
 MOST_HEARSAY = 1024  # peers that were pinged because somebody named them
+MOST_READ = 2**13  # records under one key that a reader remembers: more than one node keeps
+HELD = struct.Struct(">8sd")  # tag of a record's owner, and the time until which the record lasts
 
 
 def node_id_of(peer: PeerID) -> DHTID:
     """The one place in the DHT of this peer."""
     return DHTID.generate(source=peer.to_bytes())
+
+
+@lru_cache(maxsize=MOST_READ, typed=True)
+def tag_of(subkey: Any) -> bytes:
+    """By which a request names a record. 8 bytes."""
+    return blake2b(MSGPackSerializer.dumps(subkey), digest_size=8).digest()
 
 
 class RoutingTable(routing.RoutingTable):
@@ -48,7 +66,12 @@ class RoutingTable(routing.RoutingTable):
 
 
 class DHTProtocol(protocol.DHTProtocol):
-    """hivemind's, which checks who is where. Calls go by the name of this class: it has to be hivemind's."""
+    """hivemind's, which checks who is where. Calls go by the name of this class: it has to be hivemind's.
+
+    read: by key, the records that this node knows from others or stored with them, each until its end.
+    """
+
+    _rpc_handlers = _stub_type = None  # not those of hivemind's class, which hivemind would go on with
 
     @classmethod
     async def create(cls, p2p: P2P, node_id: DHTID, *args: Any, **more: Any) -> Any:
@@ -57,6 +80,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def __init__(self, **more: Any):
         super().__init__(**more)
+        self.read: defaultdict[DHTID, DictionaryDHTValue] = defaultdict(DictionaryDHTValue)
         self._pinged: dict[PeerID, float] = {}  # who was named by others, and when
         self._pings: dict[PeerID, set[asyncio.Task[DHTID | None]]] = {}  # that still run, by who named them
 
@@ -77,13 +101,64 @@ class DHTProtocol(protocol.DHTProtocol):
         """
         if any(isinstance(value, DictionaryDHTValue) for value in values):
             return None
-        if not self.routing_table.initial:
-            for key, value, until, subkey in zip(keys, values, expiration_time, more["subkeys"], strict=True):
+        for key, value, until, subkey in zip(keys, values, expiration_time, more["subkeys"], strict=True):
+            self.remember(key, subkey, value, until)
+            if not self.routing_table.initial:
                 self.storage.store_subkey(key, subkey, value, until)
         return await super().call_store(peer, keys, values, expiration_time, **more)
 
+    def remember(self, key: DHTID, subkey: Any, value: bytes, until: float) -> None:
+        """A checked record, for readers at this node; where it is newer than what is known, and there is room."""
+        known = self.read[key]
+        if known.data[subkey].expiration_time < until if subkey in known else len(known) < MOST_READ:
+            known.store(subkey, value, until)
+
+    def kept(self, key: DHTID) -> DictionaryDHTValue:
+        """The records that this node keeps for others."""
+        found = self.storage.get(key)
+        return found.value if found and isinstance(found.value, DictionaryDHTValue) else DictionaryDHTValue()
+
+    def known(self, key: DHTID) -> DictionaryDHTValue:
+        """What this node has read, stored, or keeps."""
+        for subkey, (value, until) in self.kept(key).items():
+            self.remember(key, subkey, value, until)
+        return self.read[key]
+
+    async def rpc_records(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """Answer with the kept records that the caller lacks, and whether it has newer ones."""
+        key, held = RECORDS_REQUEST.read(request)
+        theirs, records = dict(HELD.iter_unpack(held)), []
+        behind = set(theirs)
+        for subkey, (value, until) in self.kept(DHTID.from_bytes(key)).items():
+            tag = tag_of(subkey)
+            last = theirs.get(tag, -math.inf)
+            if last < until:
+                records.append((tag if tag in theirs else MSGPackSerializer.dumps(subkey), value, until))
+            if last <= until:
+                behind.discard(tag)
+        return RECORDS_ANSWER.message((bool(behind), tuple(records)))
+
+    async def call_records(self, peer: PeerID, key: DHTID) -> bool | None:
+        """Remember what a peer keeps and this node lacks. False where that peer is behind; None without an answer."""
+        named = {tag_of(subkey): (subkey, record) for subkey, record in islice(self.known(key).items(), MOST_HELD)}
+        held = b"".join(HELD.pack(tag, record.expiration_time) for tag, (_, record) in named.items())
+        try:
+            async with self.rpc_semaphore:
+                request = RECORDS_REQUEST.message((key.to_bytes(), held))
+                answer = await self.get_stub(peer).rpc_records(request, timeout=self.wait_timeout)
+            behind, records = RECORDS_ANSWER.read(answer)
+            for owner, value, until in records:
+                subkey = named[owner][0] if owner in named else MSGPackSerializer.loads(owner)
+                if self._validate_record(key.to_bytes(), MSGPackSerializer.dumps(subkey), value, until):
+                    self.remember(key, subkey, value, until)
+            return not behind
+        except Exception:  # whatever libp2p raises, and what is no answer
+            logger.debug(f"{peer} gave no records", exc_info=True)
+            await self.update_routing_table(self.routing_table.get(peer_id=peer), peer, responded=False)
+            return None
+
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
-        """As hivemind does. Neighbours are those that have answered this node; records last as long as they say."""
+        """As hivemind does, for neighbours that have answered this node. Records are read otherwise."""
         answer = await super().call_find(peer, keys)
         if answer is None:
             return None
@@ -92,8 +167,8 @@ class DHTProtocol(protocol.DHTProtocol):
         near = {(node, other) for node, other in near if node == node_id_of(other) and other not in asked}
         await self._meet(peer, {other for _, other in near if other not in table})
         return {
-            key: (rebuilt(value), dict(place for place in places.items() if place in near and place[1] in table))
-            for key, (value, places) in answer.items()
+            key: (None, dict(place for place in places.items() if place in near and place[1] in table))
+            for key, (_, places) in answer.items()
         }
 
     async def _meet(self, namer: PeerID, named: set[PeerID]) -> None:
@@ -109,13 +184,3 @@ class DHTProtocol(protocol.DHTProtocol):
             del self._pinged[next(iter(self._pinged))]
         if pings:
             await asyncio.wait(pings.values(), timeout=HEARSAY_SECONDS)
-
-
-def rebuilt(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[DictionaryDHTValue] | None:
-    """The checked records of an answer, without its bound: hivemind ends a search at a "for ever"."""
-    if found is None or not isinstance(found.value, DictionaryDHTValue) or not found.value.data:
-        return None
-    records = DictionaryDHTValue()
-    for subkey, record in found.value.data.items():
-        records.store(subkey, record.value, record.expiration_time)
-    return ValueWithExpiration(records, records.latest_expiration_time)

@@ -3,20 +3,32 @@
 hivemind's node asks for a key's value whenever it searches for the nodes nearest to that key, so each peer that renews
 its record is told the records of all others, by every node that keeps them, and checks each signature; it keeps what it
 read in caches, sends it on to a node that lacks it, and reads all of it again when one record changes. Here a search
-for nodes brings nodes, there are no caches, and what was checked once is known.
+for nodes brings nodes, and serves for a while; there are no caches; what was checked once is known. A reader names the
+records that it has, and is sent what is newer: by each of the nodes that keep them, or by one after the other.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import msgpack
+from hivemind.dht import node as hivemind_node
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
+SEARCH_SECONDS = 120.0  # that a search serves, if no node that keeps the records fails and no nearer one comes
+ALL_SECONDS = 2.0  # that a look waits for all whom it asks, if one has answered
+ONE_SECONDS, ANSWERS = 1.0, 2  # after which a look in turn asks the next one; of nodes behind, with which it ends
 
 
 class Checked(CompositeValidator):
@@ -49,3 +61,108 @@ def digest_of(record: DHTRecord) -> bytes:
     """Of all that a signature covers, and of the signature. 16 bytes."""
     parts = record.key, record.subkey, record.value, record.expiration_time
     return blake2b(msgpack.packb(parts), digest_size=16).digest()
+
+
+class Nearest(NamedTuple):
+    """What a search found: nodes, nearest first. known: the first of them in the routing table. until: it serves."""
+
+    nodes: dict[DHTID, PeerID]
+    known: list[PeerID]
+    until: float
+
+
+class DHTNode(hivemind_node.DHTNode):
+    """hivemind's, which reads what is new, and remembers where."""
+
+    def __init__(self, **more: Any):
+        super().__init__(**more)
+        self._nearest: dict[DHTID, Nearest] = {}
+        self._turn = 0
+
+    @classmethod
+    async def create(cls, *args: Any, initial_peers: Sequence[str] | None = None, **more: Any) -> DHTNode:
+        """As hivemind does; those that it joined through are asked first: see `records/dht_protocol.py`."""
+        node: DHTNode = await super().create(*args, initial_peers=initial_peers, **more)
+        peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in initial_peers or ()]
+        node.node_id, node.protocol.routing_table.initial = node.protocol.node_id, tuple(dict.fromkeys(peers))
+        return node
+
+    async def find_nearest_nodes(
+        self, queries: Collection[DHTID], *args: Any, found_callback: Any = None, **more: Any
+    ) -> dict[DHTID, dict[DHTID, PeerID]]:
+        """Search as hivemind's node does; for who stores, and so gives a callback, what was found before serves too."""
+        if found_callback is None:
+            keys = {beside(query): query for query in queries}
+            nearest = await super().find_nearest_nodes(keys, *args, **more)
+            return {keys[query]: nodes for query, nodes in nearest.items()}
+        for query in queries:
+            nodes, _ = await self._search(query)
+            more["node_to_peer_id"].update(nodes)
+            await found_callback(query, list(nodes), set())
+        return {}
+
+    async def _search(self, key: DHTID) -> tuple[dict[DHTID, PeerID], bool]:
+        """The nodes nearest to a key, nearest first, and whether they were searched anew."""
+        found = self._nearest.get(key)
+        if found is not None and found.known == self._known(key) and time.monotonic() < found.until:
+            return found.nodes, False
+        nodes = (await self.find_nearest_nodes([key], exclude_self=True))[key]
+        self._nearest[key] = Nearest(nodes, self._known(key), time.monotonic() + SEARCH_SECONDS)
+        return nodes, True
+
+    def _known(self, key: DHTID) -> list[PeerID]:
+        table = self.protocol.routing_table
+        return [peer for _, peer in table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)]
+
+    async def get(self, key: Any, latest: bool = False, **more: Any) -> ValueWithExpiration[dict[Any, Any]] | None:
+        """All records under a key as {subkey: record}, those that were read before too; None without any.
+
+        latest: ask all nodes that keep them for what is newer, as after a search; else the one whose turn it is, and a
+        second one if that is behind.
+        """
+        place = DHTID.generate(source=key)
+        nodes, anew = await self._search(place)
+        peers = list(dict.fromkeys(nodes.values()))
+        if latest or anew:
+            await self._ask_all(place, peers if anew else peers[: self.num_replicas])
+        else:
+            self._turn += 1
+            first = self._turn % max(1, min(self.num_replicas, len(peers)))
+            await self._ask_in_turn(place, peers[first : self.num_replicas] + peers[:first])
+        known = self.protocol.known(place)
+        records = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
+        return ValueWithExpiration(records, known.latest_expiration_time) if records else None
+
+    async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
+        """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""
+        if (answer := await self.protocol.call_records(peer, key)) is None:
+            self.blacklist.register_failure(peer)
+        return answer
+
+    async def _ask_all(self, key: DHTID, peers: Iterable[PeerID]) -> None:
+        if asked := {asyncio.create_task(self._ask(key, peer)) for peer in peers}:
+            answered, late = await asyncio.wait(asked, timeout=ALL_SECONDS)
+            if late and all(task.result() is None for task in answered):
+                await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _ask_in_turn(self, key: DHTID, peers: Iterable[PeerID]) -> None:
+        asked, answers = set[asyncio.Task[bool | None]](), list[bool]()
+        for peer in peers:
+            asked.add(asyncio.create_task(self._ask(key, peer)))
+            done, asked = await asyncio.wait(asked, timeout=ONE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            answers += [answer for task in done if (answer := task.result()) is not None]
+            if any(answers) or len(answers) >= ANSWERS:
+                return
+        if asked and not answers:
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+
+    def _opened(self, key: DHTID, subkey: Any, value: bytes, until: float) -> ValueWithExpiration[Any]:
+        """A record without its signature."""
+        if (validator := self.protocol.record_validator) is not None:
+            value = validator.strip_value(DHTRecord(key.to_bytes(), MSGPackSerializer.dumps(subkey), value, until))
+        return ValueWithExpiration(MSGPackSerializer.loads(value), until)
+
+
+def beside(key: DHTID) -> DHTID:
+    """The id that differs from this one in its last bit: the same nodes are nearest there, and nothing lies."""
+    return DHTID(int(key) ^ 1)

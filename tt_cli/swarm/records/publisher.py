@@ -33,6 +33,9 @@ __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
+LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 1.5  # without a word of what to expect: then a look every so often
+NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
+RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
@@ -50,24 +53,28 @@ def lives_of(run: RunConfig) -> dict[bytes, float]:
     return {DHTID.generate(key(run.identity)).to_bytes(): life + CLOCK_LEEWAY for key, life in lives.items()}
 
 
+# What a record says for screens alone, or of when it was written: nobody needs to know at once.
+SHOWN = {"samples", "samples_per_second", "total_samples", "loss", "figures", "bytes_sent", "bytes_received", "time"}
+
+
 def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:
     """Everybody's newest valid record. Empty when the DHT does not answer in time. now: DHT time."""
     return _read(dht, run, get_dht_time() if now is None else now)[0]
 
 
-def _read(dht: DHT, run: RunConfig, now: float) -> tuple[list[PeerRecord], frozenset[str]]:
-    """The records, and the peer ids of those that claim a step which the run does not have."""
+def _read(dht: DHT, run: RunConfig, now: float, latest: bool = True) -> tuple[list[PeerRecord], frozenset[str]]:
+    """The records, and the peer ids of those that claim a step which the run does not have. latest: see `DHTNode`."""
     newest: dict[str, PeerRecord] = {}
-    for record in _parse(_entries(dht, peers_key(run.identity)), run, membership_at(dht), now):
+    for record in _parse(_entries(dht, peers_key(run.identity), latest), run, membership_at(dht), now):
         known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
         newest[record.peer_id] = max(known, record, key=lambda one: one.time)
     possible = [record for record in newest.values() if record.epoch <= run.schedule.total_steps]
     return possible, frozenset(newest) - {record.peer_id for record in possible}
 
 
-def _entries(dht: DHT, key: str) -> dict[Any, Any]:
+def _entries(dht: DHT, key: str, latest: bool = True) -> dict[Any, Any]:
     """Subkey → value of all records under a key; none when the DHT does not answer in time."""
-    answer = dht.get(key, latest=True, return_future=True)
+    answer = dht.get(key, latest=latest, return_future=True)
     with contextlib.suppress(TimeoutError):
         found = answer.result(timeout=DHT_SECONDS)
         if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict):
@@ -108,24 +115,35 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
 
 
 async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
-    """In the DHT's process: who answers is in the routing table again, and not avoided; this node's initial peers too.
+    """In the DHT's process: ping those that dropped out, so that who answers is in the routing table, and not avoided.
 
-    One of them that ended and began anew knows nobody, and nobody asks it.
+    And this node's initial peers: one of them that ended and began anew knows nobody, and nobody asks it.
     """
 
     async def ping(peer: PeerID) -> None:
         if await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)
 
-    known = dict.fromkeys([*map(PeerID.from_base58, peers), *node.protocol.routing_table.initial])
-    await asyncio.gather(*map(ping, known))
+    table = node.protocol.routing_table
+    lost = [peer for peer in map(PeerID.from_base58, peers) if peer not in table or peer in node.blacklist]
+    await asyncio.gather(*map(ping, dict.fromkeys([*lost[:MOST_PINGED], *table.initial])))
+
+
+def enough_untold(untold: int, missing: int, members: int) -> bool:
+    """Tell whether a peer has to tell its samples. untold: those. missing: for a step, as all have told.
+
+    A third of its share of what is missing is what each keeps to itself at most. So more than two thirds of that are
+    missing in truth, and the last sample is told by who has it; what comes beyond begins nothing.
+    """
+    return 3 * untold * members >= missing > 0
 
 
 class PeerDirectory:
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
     A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at once
-    when the epoch is new, and after `pace` seconds when something else is. tell: gets what goes wrong with the DHT.
+    when the epoch is new, and after `pace` seconds when something else is that others need: see `_is_needed`. tell:
+    gets what goes wrong with the DHT.
     """
 
     def __init__(
@@ -138,10 +156,13 @@ class PeerDirectory:
         self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
         self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
+        self._published: PeerRecord | None = None
+        self._published_at = self._read_all_at = -float("inf")
+        self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
         self.read_at = self._clock.monotonic()  # the last read ended
-        self._stopping = self._urgent = False
+        self._stopping = self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._parted: set[str] = set()
@@ -151,20 +172,44 @@ class PeerDirectory:
         self._notices = ControlNotices(run, dht)
         self._claims = ClaimLimits(self._clock.monotonic)
         self._vote = Vote(run.swarm.statistics_expiration, self._clock.boottime)
-        self.pace = QUICK_SECONDS
+        self.pace, self._expected_at = QUICK_SECONDS, self._clock.monotonic()
 
     def expect(self, seconds: float) -> None:
-        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time."""
-        self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time.
+
+        Said all the time but in rounds: in a long one looks are rarer, and the first word after it brings one.
+        """
+        with self._lock:
+            before, self._expected_at = self._pause(), self._clock.monotonic()
+            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+            if self.pace < before:
+                self._lock.notify_all()
+
+    def _pause(self) -> float:
+        """Seconds between two looks, as things are."""
+        long = self._clock.monotonic() > self._expected_at + LONG_ROUND_SECONDS
+        return max(self.pace, IN_ROUND_SECONDS) if long else self.pace
+
+    def _is_time(self) -> bool:
+        """Tell whether to look. With the lock."""
+        due = self._clock.monotonic() >= self.read_at + self._pause()
+        return due or self._urgent or self._wanted or self._stopping
 
     def publish(self, record: PeerRecord) -> None:
-        """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
+        """Make this the peer's record: sent when it is due, at once when its state is new or its samples end a wait."""
         with self._lock:
             record = record.model_copy(update={"vote": self._vote.of(record)})
             previous, self._record = self._record, record
-            if previous is None or previous.state != record.state:
+            untold, missing, _ = self._untold(record)
+            if previous is None or previous.state != record.state or untold >= missing > 0:
                 self._urgent = True
                 self._lock.notify_all()
+
+    def renew(self) -> None:
+        """Publish the record at once, new or not: who missed this peer in a round sees that it lives."""
+        with self._lock:
+            self._urgent = True
+            self._lock.notify_all()
 
     def stepped(self, epoch: int, digest: str) -> None:
         """This peer made a step, with others or as the only one, and holds this state now."""
@@ -172,7 +217,11 @@ class PeerDirectory:
             self._vote.stepped(epoch, digest)
 
     def publish_history(self, history: HistoryRecord) -> None:
-        """Replace this auxiliary peer's history (kept ten minutes)."""
+        """Replace this auxiliary peer's history (kept ten minutes), where it is another or was sent long ago."""
+        now, (steps, sent_at) = self._clock.monotonic(), self._history
+        if history.steps == steps and now < sent_at + HISTORY_SECONDS / 3:
+            return
+        self._history = history.steps, now
         mine = {"peer_id": self._peer_id, "time": self._clock.dht_time()}
         self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
 
@@ -196,9 +245,9 @@ class PeerDirectory:
             self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
 
     def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
-        """The swarm as of a read that begins after this call; the last one known when none ends in time."""
+        """The swarm as of a read of all nodes, begun after this call; the last one known when none ends in time."""
         with self._lock:
-            self._urgent = True
+            self._wanted = True
             self._lock.notify_all()
             wanted = self._reads_begun + 1
             self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
@@ -209,23 +258,22 @@ class PeerDirectory:
         self._thread = self._clock.thread(self._run_until_stopped, "board")
 
     def _run_until_stopped(self) -> None:
-        published: PeerRecord | None = None
-        published_at, renew = -float("inf"), self._run.swarm.statistics_expiration / 3
         while not self._stopping:
             with self._lock:
-                record = self._record
-                pause = renew if record is published else min(renew, self.pace)
-                due = self._urgent or self._clock.monotonic() >= published_at + pause
+                record, due = self._record, self._is_due()
                 self._urgent = False
             if record is not None and due:
                 with self._failures_told():
                     self._store(record)
-                published, published_at = record, self._clock.monotonic()
+                self._published, self._published_at = record, self._clock.monotonic()
             with self._lock:
+                latest, self._wanted = self._wanted, False
                 self._reads_begun += 1
+                if latest:
+                    self._read_all_at = self._clock.monotonic()
             read, claiming = list[PeerRecord](), frozenset[str]()
             with self._failures_told():
-                read, claiming = _read(self._dht, self._run, self._clock.dht_time())
+                read, claiming = _read(self._dht, self._run, self._clock.dht_time(), latest)
             records = self._remember(read)
             with self._lock:
                 view = SwarmState.of(self._claims.bounded(records, self._peer_id))
@@ -238,7 +286,32 @@ class PeerDirectory:
             with self._lock:
                 self.view, self._reads_ended, self.read_at = view, self._reads_begun, self._clock.monotonic()
                 self._lock.notify_all()
-                self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
+                rest = max(0.0, self._read_all_at + QUICK_SECONDS - self._clock.monotonic())
+                self._lock.wait_for(lambda: self._urgent or self._stopping, rest)
+                self._lock.wait_for(self._is_time, max(0.0, self._pause() - rest))
+
+    def _is_due(self) -> bool:
+        """Tell whether this peer's record is to be published now. With the lock."""
+        age, life = self._clock.monotonic() - self._published_at, self._run.swarm.statistics_expiration
+        return self._urgent or age >= min(RENEW_SECONDS, life / 3) or (age >= self.pace and self._is_needed())
+
+    def _is_needed(self) -> bool:
+        """Tell whether others need what is new in the record."""
+        new, old = self._record, self._published
+        if new is None or old is None or new is old:
+            return False
+        speed, told = new.samples_per_second, old.samples_per_second
+        changed = abs(speed - told) > told / 4 or new.model_dump(exclude=SHOWN) != old.model_dump(exclude=SHOWN)
+        untold, missing, members = self._untold(new)
+        near = self.pace < NEAR_SECONDS and untold > 0 and missing > 0
+        return changed or near or enough_untold(untold, missing, members)
+
+    def _untold(self, new: PeerRecord) -> tuple[int, int, int]:
+        """Samples that this peer has not told, those that are missing for a step as all have told, its members."""
+        told = self._published.samples if self._published is not None else 0
+        members = [record for record in self.view.members(*new.state) if record.peer_id != new.peer_id]
+        missing = self._run.swarm.target_batch_size - told - sum(record.samples for record in members)
+        return abs(new.samples - told), missing, len(members) + 1
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
@@ -293,8 +366,9 @@ class PeerDirectory:
         if self._clock.monotonic() < self._pinged + TOUCH_SECONDS:
             return
         self._pinged = self._clock.monotonic()
-        peers = [peer_id for peer_id in self.trainers() if self._record is None or peer_id != self._record.peer_id]
-        self._dht.run_coroutine(partial(keep_in_touch, peers=tuple(peers[:MOST_PINGED])), return_future=True)
+        unreachable = {self._peer_id} | {record.peer_id for record in self.view.records if record.client_mode}
+        peers = sorted(self.trainers() - unreachable)
+        self._dht.run_coroutine(partial(keep_in_touch, peers=peers), return_future=True)
 
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
