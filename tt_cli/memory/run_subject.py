@@ -26,8 +26,11 @@ class OfRun:
     @classmethod
     def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
         """Choose what the question leaves open. Raises UsageError for what a run's peers do not do."""
+        local = run.optimizer.name == "local"
+        if local and (question.optimizer or question.bits):
+            raise UsageError(f"{run.run.name} is trained with local steps: leave the optimizer out")
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
-            raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as all runs of tt: leave the optimizer out")
+            raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
         for flag, given in (
             ("--checkpointing", question.layers == "checkpointed"),
             ("--attention", question.attention is not None),
@@ -47,7 +50,9 @@ class OfRun:
         run = run.replaced({key: value for key, value in changes.items() if value is not None})
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
-            "optimizer": "8-bit LAMB in the host's memory: what every peer of a run does",
+            "optimizer": "local steps of AdamW on the device, parameters alone shared: as the run's file says"
+            if local
+            else "8-bit LAMB in the host's memory: what every peer of a run does",
             "activations": "none kept beyond the least: a peer keeps more where there is room",
         }
         if question.precision is None:
@@ -106,12 +111,12 @@ class OfRun:
         return (self.target, "as asked") if self.target else (size, f"{size}: the run's target batch size")
 
     def described(self) -> dict[str, Any]:
-        model = self.run.model
+        model, local = self.run.model, self.run.optimizer.name == "local"
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
-            "optimizer": "lamb",
-            "state_bits": 8,
-            "offload": True,
+            "optimizer": "adamw, local steps" if local else "lamb",
+            "state_bits": 32 if local and self.kind == "cpu" else 8,
+            "offload": not local,
             "layers": "reversible" if model.reversible else "kept",
             "shared_groups": model.shared_layer_groups,
             "tied_embeddings": model.tied_embeddings,
