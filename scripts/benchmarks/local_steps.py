@@ -47,9 +47,9 @@ from tt_cli.swarm.shared_state import LockedState
 
 QUICK = "one seed and the first samples"
 MEMBERS, BATCH, EXAMPLES = 4, 128, 256
-SAMPLES, FEW_SAMPLES = 14_080, 2_560
+SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
-LOSS, FEW_LOSS = 1.0, 6.0
+LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
 PEAK_LR = 4e-3  # of inner steps
 

@@ -64,6 +64,7 @@ def test_a_run_with_local_steps_shares_parameters_alone(capsys: pytest.CaptureFi
     sizes = [{part["what"]: part["bytes"] for part in each["components"]} for each in (local, plain)]
     assert sizes[0]["shared state"] == 4 * local["parameters"] < sizes[1]["shared state"]
     assert "inner moments" in sizes[0] and "local steps" in local["reasons"]["optimizer"]
+    assert local["reasons"]["inner steps"].startswith("16 of 16 examples by each of 16 peers for a global step")
     assert local["network"]["bytes_per_hour"] > local["network"]["bytes_each_way"]
     assert main(["calc", str(file), "--bits", "8"]) == 2
     assert "leave the optimizer out" in capsys.readouterr().err

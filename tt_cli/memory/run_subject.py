@@ -26,8 +26,8 @@ class OfRun:
     @classmethod
     def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
         """Choose what the question leaves open. Raises UsageError for what a run's peers do not do."""
-        local = run.optimizer.name == "local"
-        if local and (question.optimizer or question.bits):
+        inner_batch = run.optimizer.inner_batch if run.optimizer.name == "local" else None
+        if inner_batch and (question.optimizer or question.bits):
             raise UsageError(f"{run.run.name} is trained with local steps: leave the optimizer out")
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
@@ -51,10 +51,14 @@ class OfRun:
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
             "optimizer": "local steps of AdamW on the device, parameters alone shared: as the run's file says"
-            if local
+            if inner_batch
             else "8-bit LAMB in the host's memory: what every peer of a run does",
             "activations": "none kept beyond the least: a peer keeps more where there is room",
         }
+        if inner_batch:
+            each = (question.examples or run.swarm.target_batch_size) / (inner_batch * question.peers)
+            words = f"{each:.3g} of {inner_batch} examples by each of {question.peers} peers"
+            reasons["inner steps"] = f"{words} for a global step: as the run's file says"
         if question.precision is None:
             reasons["precision"] = "fp32: usual on a CPU" if wide else "mixed: what a peer with a GPU does"
         return cls(run, question.kind, 4 if wide else 2, reasons, question.examples)

@@ -87,14 +87,15 @@ def _finding(model: type[BaseModel], finding: ErrorDetails) -> str:
 
 def _place(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[BaseModel]]:
     """A location as a person wrote it, and the part that it is in; pydantic's has a tag where parts are of kinds."""
-    if len(location) < 2:
+    if len(location) < 2 or location[0] not in model.model_fields:
         return location, model
     annotation = model.model_fields[str(location[0])].annotation
-    if kinds := get_args(annotation):
-        part = next(kind for kind in kinds if location[1] in get_args(kind.model_fields["name"].annotation))
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    parts = [kind for kind in kinds if issubclass(kind, BaseModel)]
+    if len(parts) > 1:
+        part = next(part for part in parts if location[1] in get_args(part.model_fields["name"].annotation))
         return (location[0], *location[2:]), part
-    assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return location, annotation
+    return location, parts[0] if parts else model
 
 
 def _input(value: Any) -> str:
