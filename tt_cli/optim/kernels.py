@@ -91,9 +91,10 @@ def implementation() -> Implementation[LambKernels]:
 
 
 def warm_up(*, blockwise: bool = True) -> None:
-    """Compile or load what a step needs, and import bitsandbytes, which hivemind's own `blockwise` codec needs.
+    """Compile or load what a step needs, and import bitsandbytes, which hivemind's own 8-bit codec needs.
 
-    Call before any fork: later it delays a round. CUDA is not asked: who did must not fork.
+    blockwise: whether it is needed. Call before any fork: later it delays a round. CUDA is not asked: who did must not
+    fork.
     """
     implementation()
     if not blockwise:

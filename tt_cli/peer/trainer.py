@@ -172,7 +172,7 @@ def _choose_size(
 
     size = choose_micro_batch(opts.batch_size, settings, memory, search, remembered, emit)
     if most is not None and size > most:
-        emit(Choice("micro-batch", str(most), f"optimizer.inner_batch: all of an inner step; {size} would be faster"))
+        emit(Choice("micro-batch", str(most), f"optimizer.inner_batch: an inner step has no more; it was {size}"))
     return min(size, most or size)
 
 
