@@ -56,11 +56,11 @@ PEAK_LR = 4e-3  # of inner steps
 
 def local_run(seed: int, inner_steps: int, samples: int, optimizer: dict[str, Any], peak_lr: float) -> RunConfig:
     """The run with local steps that takes so many samples of its four members in all."""
-    run = run_of(BATCH, seed).replaced({"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr})
+    changes: dict[str, Any] = {"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr}
+    run = run_of(BATCH, seed).replaced(changes)
     assert run.optimizer.name == "local"
     target = MEMBERS * inner_steps * run.optimizer.inner_batch
-    changes = {"swarm.target_batch_size": target, "schedule.total_steps": max(1, round(samples / target))}
-    return run.replaced(changes)
+    return run.replaced({"swarm.target_batch_size": target, "schedule.total_steps": max(1, round(samples / target))})
 
 
 class LocalTraining(Training):
@@ -157,6 +157,7 @@ def compared(dense: dict[str, Any], averaging: dict[str, Any], goal: float) -> d
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seeds", type=int, help="instead of 3, or of 1 with --quick")
+    parser.add_argument("--peak-lr", type=float, default=PEAK_LR, help=f"of inner steps (default {PEAK_LR})")
     parser.add_argument("--frontier", action="store_true", help=f"also {FRONTIER} inner steps, with the first seed")
 
 
@@ -166,8 +167,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     samples, goal = (FEW_SAMPLES, FEW_LOSS) if args.quick else (SAMPLES, LOSS)
     seeds = range(args.seeds or (1 if args.quick else 3))
     averaging = [{"seed": seed, "samples": samples} for seed in seeds]
-    dense = [{**job, "inner_steps": INNER_STEPS} for job in averaging]
-    frontier = [{**averaging[0], "inner_steps": each} for each in FRONTIER if args.frontier]
+    dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
+    frontier = [{**dense[0], "inner_steps": each} for each in FRONTIER if args.frontier]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(train, [*averaging, *dense, *frontier]))
     count = len(seeds)
@@ -182,6 +183,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "up_bytes_per_parameter": round(found[count]["up"], 3),
         "bytes_ratio": rows[0]["bytes_ratio"],
         "inner_steps": INNER_STEPS,
+        "peak_lr": args.peak_lr,
         "loss": goal,
         "samples": samples,
         "runs": rows,
