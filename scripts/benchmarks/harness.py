@@ -34,7 +34,13 @@ ROOT = stored.ROOT
 NO_BENCHMARKS = ("__init__", "__main__", "harness", "process_figures", "simulated_peers", "stored")
 VECTORS = {"avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
 NO_RECORD = 3  # exit code
-ONE_THREAD = ("clipping", "codec", "convergence", "data")  # of libraries that read it when they are loaded
+ONE_THREAD = (
+    "clipping",
+    "codec",
+    "convergence",
+    "data",
+    "local_steps",
+)  # of libraries that read it when they are loaded
 
 
 def names() -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tt_cli.cli.main import main
+from tt_cli.run import load_run
 
 WITHOUT_TORCH = """
 import contextlib, io, sys
@@ -54,6 +55,19 @@ def test_what_does_not_fit_is_told_a_change_that_does(capsys: pytest.CaptureFixt
 def test_a_run_file_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(__file__).parents[2] / "configs" / "dalle.toml"
     assert answer(capsys, str(file), "--gpu", "16GB") == answer(capsys, "dalle", "--gpu", "16GB")
+
+
+def test_a_run_with_local_steps_shares_parameters_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "local.toml"
+    file.write_text(load_run("dalle").replaced({"optimizer": {"name": "local"}}).to_toml())
+    local, plain = (answer(capsys, run, "--gpu", "16GB") for run in (str(file), "dalle"))
+    sizes = [{part["what"]: part["bytes"] for part in each["components"]} for each in (local, plain)]
+    assert sizes[0]["shared state"] == 4 * local["parameters"] < sizes[1]["shared state"]
+    assert "inner moments" in sizes[0] and "local steps" in local["reasons"]["optimizer"]
+    assert local["reasons"]["inner steps"].startswith("16 of 16 examples by each of 16 peers for a global step")
+    assert local["network"]["bytes_per_hour"] > local["network"]["bytes_each_way"]
+    assert main(["calc", str(file), "--bits", "8"]) == 2
+    assert "leave the optimizer out" in capsys.readouterr().err
 
 
 def test_people_see_a_table_with_bars_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:

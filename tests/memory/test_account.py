@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from tt_cli.memory import trainer_need
 from tt_cli.model.dalle import Dalle
@@ -32,6 +33,21 @@ def test_the_state_takes_what_it_says(state: TrainedState) -> None:
     assert items()["shared state"] == sum(
         tensor.nbytes for group in (held.parameters, held.optimizer) for tensor in group.values()
     )
+
+
+def test_with_local_steps_parameters_are_shared_and_moments_are_the_devices() -> None:
+    run = EMOJI.replaced({"optimizer": {"name": "local"}})
+    model = Dalle(DalleConfig.from_run(run))
+    held, adamw = TrainedState(run, model, None).state(), torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    adamw.step()
+    found = {item.what: item for item in trainer_need(run, "cpu").items}
+    assert found["shared state"].bytes == sum(tensor.nbytes for tensor in held.parameters.values())
+    moments = [t.nbytes for state in adamw.state.values() for t in state.values() if t.numel() > 1]
+    assert found["inner moments"].bytes == sum(moments)
+    gpu = {item.what: item for item in trainer_need(run, "cuda").items}["inner moments"]
+    assert gpu.place == "device" and 0.25 <= gpu.bytes / sum(moments) < 0.3
 
 
 @pytest.mark.parametrize("compression", ["linear8", "blockwise8"])

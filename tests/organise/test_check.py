@@ -43,6 +43,14 @@ def test_a_new_run_is_all_right_and_makes_a_step(here: Tt, tmp_path: Path) -> No
     assert after < before
 
 
+@pytest.mark.slow
+def test_an_inner_step_is_made_where_the_run_has_local_steps(tmp_path: Path) -> None:
+    settings = {"optimizer": {"name": "local"}, "schedule.peak_lr": 4e-3, "schedule.warmup_fraction": 0.0}
+    step = found(written(load_run("emoji-demo").replaced(settings), tmp_path / "run.toml"), step=True)["step"]
+    before, after = (float(part) for part in step.words.split("its loss went from ")[1].split(" to "))
+    assert step.verdict == "pass" and after < before
+
+
 def test_a_failure_is_a_line_with_its_fix(here: Tt, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(load_run("emoji").to_toml().replace("depth = 6", "depth = 0"))
     answer = here("check", "run.toml")

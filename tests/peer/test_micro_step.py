@@ -13,9 +13,11 @@ from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.dalle import Dalle
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.compression.accumulator import Accumulator
+from tt_cli.swarm.shared_state import LockedState
 from tt_cli.task import task_of
 
 CPU = Device(torch.device("cpu"), "a CPU", None)
@@ -49,6 +51,21 @@ def made(run: RunConfig) -> tuple[MicroStep, Collaboration]:
     model = task.new_model()
     collaboration = Collaboration(model)
     return MicroStep(task, model, CPU, collaboration, None), collaboration  # type: ignore[arg-type]
+
+
+def test_the_first_micro_batch_is_computed_with_the_states_parameters(run: RunConfig, stream: ExampleStream) -> None:
+    """A peer that begins with its backup has a model with the run's first weights until then."""
+    model = task_of(run).new_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    shared = TrainedState(run, model, None)
+    plain, collaboration = made(run)
+    collaboration.state = LockedState(shared)  # type: ignore[assignment]
+    step = MicroStep(plain.task, plain.model, CPU, collaboration, shared)  # type: ignore[arg-type]
+    step(next(stream.batches(2)))
+    theirs = shared.state().parameters
+    assert all(torch.equal(own, theirs[name]) for name, own in plain.model.named_parameters())
 
 
 def test_trying_out_counts_nothing(run: RunConfig, stream: ExampleStream) -> None:

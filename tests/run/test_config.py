@@ -127,6 +127,21 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("peers.initial", ["here"], 'peers.initial[0] = "here": is no multiaddr; it looks like /ip4/'),
         ("peers.coordinator_port", 70000, "peers.coordinator_port = 70000: must be at most 65535"),
         ("data", [], "data = []: must be a table"),
+        ("optimizer", 5, "optimizer = 5: must be a table"),
+        ("optimizer", {"name": "sgd"}, "optimizer.name = \"sgd\": must be 'lamb8bit' or 'local'"),
+        ("optimizer", {"beta_1": 0.5}, "optimizer.beta_1: no such key; did you mean 'beta1'?"),
+        ("optimizer", {"name": "local", "inner": 2}, "optimizer.inner: no such key; did you mean 'inner_batch'?"),
+        ("optimizer", {"name": "local", "outer_lr": 0}, "optimizer.outer_lr = 0: must be above 0"),
+        (
+            "optimizer",
+            {"name": "local", "inner_batch": 17},
+            "optimizer.inner_batch = 17: must be at most swarm.target_batch_size, 16",
+        ),
+        (
+            "optimizer",
+            {"name": "local", "delayed": True},
+            "optimizer.delayed = true: must be false: with local steps a peer waits for the average",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(small: RunConfig, key: str, value: Any, said: str) -> None:
@@ -242,11 +257,29 @@ LOCAL = {
     "peers.initial",
     "peers.coordinator_port",
 }
-ONE_VALUE = {"optimizer.name"}  # nothing else can be written there
+ONE_VALUE = {"optimizer.name"}  # with another one it is another part
 
 
-def test_every_field_that_changes_training_changes_the_identity_and_no_other(small: RunConfig) -> None:
+@pytest.fixture
+def stepping_locally(small: RunConfig) -> RunConfig:
+    return small.replaced({"optimizer": {"name": "local", "inner_batch": 4}})
+
+
+def test_local_steps_are_another_run_whose_file_says_all(small: RunConfig, stepping_locally: RunConfig) -> None:
+    assert stepping_locally.identity != small.identity
+    assert RunConfig.from_toml(stepping_locally.to_toml(), "again") == stepping_locally
+    assert 'optimizer.name: "lamb8bit" here, "local" there' in small.differences(stepping_locally)
+    assert "optimizer.inner_batch: 4 here, unset there" in stepping_locally.differences(small)
+
+
+@pytest.mark.parametrize("of", ["small", "stepping_locally"])
+def test_every_field_that_changes_training_changes_the_identity_and_no_other(
+    of: str, request: pytest.FixtureRequest
+) -> None:
+    small: RunConfig = request.getfixturevalue(of)
     for key, _, _ in small._fields():
+        if key == "optimizer.delayed" and of != "small":
+            continue  # it waits in any case
         if key in ONE_VALUE:
             continue
         other = changed(small, key)

@@ -21,6 +21,8 @@ from simulation.virtual import Process, VirtualClock
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
+from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
@@ -90,18 +92,43 @@ def measured_line(network: Network, number: int, kind: type[BandwidthLimiter] = 
     return kind(meter=meter, clock=clock)
 
 
+class WaitingAccumulator(Accumulator):
+    """Sums that wait while a round has them or another state is taken over, as a peer's local steps do."""
+
+    _holding = False
+
+    @property
+    def ready(self) -> bool:
+        return not self._holding
+
+    def hold(self, local: GradientBuffer) -> None:
+        self._holding = True
+        super().hold(local)
+
+    set_aside = hold
+
+    def give_back(self, local: GradientBuffer) -> None:
+        super().give_back(local)
+        self._holding = False
+
+    def release(self) -> FigureSums:
+        self._holding = False
+        return super().release()
+
+
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. line: its own; without, it is
-    measured where lines are limited. stops: see `Process`. skew: see `VirtualClock`.
+    pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round has
+    its gradient. line: its own; without, it is measured where lines are limited. stops: see `Process`. skew: see
+    `VirtualClock`.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
         self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
-        self._line, self.idle = ways.get("line"), ways.get("idle", False)
+        self._line, self.idle, self._waits = ways.get("line"), ways.get("idle", False), ways.get("waits", False)
         self._gradients = ways.get("gradients") or gradient_of(number)
         self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
@@ -145,9 +172,9 @@ class Machine:
             await asyncio.sleep(JOIN_SECONDS)
         access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
-        self.collaboration = Collaboration(
-            self.run, access, self.state, about, functools.partial(self._hear, node.process), orders
-        )
+        hear = functools.partial(self._hear, node.process)
+        sums = WaitingAccumulator(list(self.state.shapes())) if self._waits else None
+        self.collaboration = Collaboration(self.run, access, self.state, about, hear, orders, accumulator=sums)
         self.clock.thread(self._train, "trainer")
 
     def _train(self) -> None:
@@ -156,7 +183,7 @@ class Machine:
             collaboration.synchronise()
             while not self.process.dead:
                 self.clock.sleep(self._pace)
-                if self.idle:
+                if self.idle or not collaboration.ready:
                     collaboration.stand_by()
                 else:
                     collaboration.step(gradients, SAMPLES, loss, {})

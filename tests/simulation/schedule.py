@@ -46,7 +46,7 @@ class Scenario:
     deaths: crashes and hangs that do.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
-    third of them.
+    third of them. waits: members compute nothing while a round has their gradient, as with local steps.
     """
 
     loss: float = 0.0
@@ -62,6 +62,7 @@ class Scenario:
     skew: float = 0.0
     liars: tuple[str, ...] = ()
     aggregation: str = "mean"
+    waits: bool = False
     sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
     seconds: float = 10.0
     least_seconds: float = 0.05
@@ -78,6 +79,7 @@ SCENARIOS = {
     "long": Scenario(cuts=1, cut_seconds=80.0, least_seconds=60.0, seconds=100.0, sizes=(2, 3)),
     "hang": Scenario(stops=2, slow=2, skew=2.0),
     "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
+    "local steps": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, slow=1, clients=1, waits=True),
     "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
     "liar": Scenario(liars=("noise", "mute", "repeat", "broken"), aggregation="centered_clip", sizes=(4, 5, 6, 7)),
     "donor": Scenario(liars=("donor",), crashes=3, sizes=(4, 5, 6)),
@@ -233,7 +235,9 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     entropy, run_file = random.Random(f"members {schedule.seed}"), run_of(schedule.members, scenario.aggregation)
     machines: list[Machine] = []
     watch = Watch(machines, scenario.aggregation == "mean")
-    ways: list[dict[str, Any]] = [{"pace": entropy.uniform(0.3, 0.6)} for _ in range(schedule.members)]
+    ways: list[dict[str, Any]] = [
+        {"pace": entropy.uniform(0.3, 0.6), "waits": scenario.waits} for _ in range(schedule.members)
+    ]
     lines = random.Random(f"lines {schedule.seed}")
     if lines.random() < UNEVEN:
         for each in ways:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 COUNTS = {  # scenario → schedules
     **{"calm": 40, "lossy": 180, "crash": 170, "restart": 100, "partition": 250, "split": 150, "moment": 150},
-    **{"long": 20, "hang": 170, "everything": 300, "pair": 280},
+    **{"long": 20, "hang": 170, "everything": 300, "pair": 280, "local steps": 50},
     **{"reducer": 100, "backup": 60},
     **{"liar": 90, "donor": 30, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 50},
 }

@@ -53,6 +53,11 @@ def shown(status: PeerState, *, running: bool = True, answers: bool = True, widt
     return [line.plain.rstrip() for line in status_lines(seen, NOW, width)]
 
 
+def test_inner_steps_stand_beside_the_step() -> None:
+    (line,) = [line for line in shown(folded(progress(NOW, inner_steps=1))) if line.startswith("  step")]
+    assert line == "  step      11 of 600 · loss 3.500 · 100 of 256 samples to the next · 1 inner step here"
+
+
 def test_a_training_peer() -> None:
     status = folded(*TRAINING)
     status.limits = [

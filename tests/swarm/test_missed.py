@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from peer.states import gradients, trained
+from peer.states import gradients, small_run, trained
 from swarm.made import record
 
-from tt_cli.run import load_run
+from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
@@ -27,11 +27,11 @@ CODEC = codec_of(load_run("emoji"))
 class Others:
     """The rest of the swarm, stepping on demand; and this peer's averager, which fetches their averages.
 
-    lost: steps whose average nobody gives. wrong: steps for which they give another one.
+    lost: steps whose average nobody gives. wrong: steps for which they give another one. run: other than the usual.
     """
 
-    def __init__(self, lost: Sequence[int] = (), wrong: Sequence[int] = ()):
-        self._trained, self.lost, self.wrong = trained(), lost, wrong
+    def __init__(self, lost: Sequence[int] = (), wrong: Sequence[int] = (), run: RunConfig | None = None):
+        self._trained, self.lost, self.wrong, self.run = trained(run=run), lost, wrong, run
         self.state = LockedState(self._trained)
         self.layout = Partition(self._trained.shapes(), 4096, CODEC.block)
         self.store = AverageBuffer(self.layout, CODEC)
@@ -89,7 +89,7 @@ def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]
         others.wait_until_seen()
         for _ in range(before):
             others.step()
-        mine = LockedState(trained(steps=0))
+        mine = LockedState(trained(run=others.run))
         for _ in range(before):
             average = GradientBuffer(others.layout, CODEC)
             for name, gradient in gradients(others._trained, mine.epoch).items():
@@ -100,9 +100,10 @@ def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]
         return mine, missed.replay(mine)
 
 
+@pytest.mark.parametrize("run", [None, small_run(optimizer={"name": "local"})], ids=["gradients", "local steps"])
 @pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 4), (2, 3), (3, 0)])
-def test_steps_made_meanwhile_are_made_here_too(before: int, after: int) -> None:
-    others = Others()
+def test_steps_made_meanwhile_are_made_here_too(before: int, after: int, run: RunConfig | None) -> None:
+    others = Others(run=run)
     mine, made = replayed(others, before, after)
     assert made == after
     assert mine.position == others.state.position

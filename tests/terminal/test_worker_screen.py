@@ -57,6 +57,14 @@ def test_plain_lines_of_a_training_peer() -> None:
     assert shown(TRAINING) == TRAINING_LINES
 
 
+def test_inner_steps_are_told_where_there_are_some() -> None:
+    happened = [e.Phase("training", "towards step 12", at=0.0), progress(1.0), progress(31.0, inner_steps=7)]
+    assert "256 samples to step 12, in 4 s; 7 inner steps here; 3 peers;" in shown(happened)
+    assert "this peer 12.1 samples/s · 7 inner steps · 34 % of the swarm · 5,000 samples so far" in "\n".join(
+        drawn(happened, 100, 24, 32.0)
+    )
+
+
 def test_json_lines_are_the_events() -> None:
     lines = shown(TRAINING[:6], json=True).splitlines()
     assert [e.from_json(line) for line in lines] == TRAINING[:6]

@@ -164,7 +164,8 @@ def _show_answers(say: Say, memory: MemoryReport) -> None:
     if network["bytes_each_way"]:
         size, line = shown(network["bytes_each_way"]), f"{network['mbits']:g} Mbit/s"
         words = f"a global step on the network: {size} out and in, {network['seconds']:.1f} s at {line}"
-        say(f"{words} among {network['peers']} peers")
+        hourly = network.get("bytes_per_hour")
+        say(f"{words} among {network['peers']} peers{f'; {shown(hourly)} an hour' if hourly else ''}")
     words = f"a global step of {compute['examples']} examples computes {compute['flops']:.3g} FLOP"
     say(words + (f": {compute['seconds']:,.1f} s on one {compute['gpu']}" if compute["gpu"] else ""))
     say()

@@ -17,6 +17,7 @@ from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, ten
 from tt_cli.memory.forward_backward import play
 from tt_cli.memory.question import CalculatorOptions, Optimizer
 from tt_cli.memory.trainer_account import (
+    BITSANDBYTES,
     CUDA,
     HELD_BY_ALLOCATOR,
     LIBRARIES,
@@ -31,7 +32,6 @@ from tt_cli.memory.trainer_account import (
 
 # Not measured: no GPU was at hand. What torch's caching allocator commonly holds of a GPU beyond what is in use.
 HELD_ON_GPU = 0.05
-_BLOCK, _SMALLEST = 256, 4096  # bitsandbytes: elements that share a scale, and from which state is in 8 bits
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def state_bytes(parameters: Iterable[Tensor], optimizer: Optimizer, bits: int) -
     if optimizer == "adafactor":
         return sum((tensor.rows + tensor.columns) * bits // 8 for tensor in parameters)
     sizes = [tensor.count for tensor in parameters]
-    return moment_bytes(sizes, _SMALLEST, _BLOCK) if bits == 8 else 2 * sum(sizes) * bits // 8
+    return moment_bytes(sizes, *BITSANDBYTES) if bits == 8 else 2 * sum(sizes) * bits // 8
 
 
 def _update_bytes(sizes: list[int], options: CalculatorOptions, item: int) -> int:

@@ -100,6 +100,8 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
         reasons["compute"] = f"{given}{chosen.title} at {UTILISATION:.0%} of its {peak:g} TFLOP/s, an assumption"
         seconds = round(compute["flops"] / (UTILISATION * peak * 1e12), 3)
         compute |= {"gpu": chosen.title, "seconds": seconds, "utilisation": UTILISATION}
+        hours = (seconds / peers + network["seconds"]) / 3600
+        network["bytes_per_hour"] = round(size / hours)
     return MemoryReport(
         subject.title, question.kind, described, reasons, answer, micro_batch, largest, room, change,
         network, compute, rows,

@@ -26,6 +26,7 @@ MIB = 2**20
 PROCESSES = {"trainer": 204 * MIB, "DHT": 137 * MIB, "p2p daemon": 66 * MIB, "averager": 135 * MIB}
 LIBRARIES = 254 * MIB
 HELD_BY_ALLOCATOR = 0.24  # of activations on a CPU: freed blocks that no other allocation fits
+BITSANDBYTES = 4096, 256  # elements from which a tensor's moments are in 8 bits, and that share a scale
 AVERAGING = 1.0  # bytes per parameter that a round's messages take, in the averager
 # Not measured: no GPU was at hand. What CUDA's libraries commonly take of a process and of a GPU.
 CUDA_ON_HOST, CUDA_ON_DEVICE = 2048 * MIB, 600 * MIB
@@ -90,12 +91,17 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     sizes = decoder.tensor_sizes
     parameters = sum(sizes)
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
-    state = 4 * parameters + moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
+    state, inner = 4 * parameters, 0
+    if run.optimizer.name == "local":  # on GPUs bitsandbytes' AdamW
+        inner = moment_bytes(sizes, *BITSANDBYTES) if kind == "cuda" else 8 * parameters
+    else:
+        state += moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
     encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
     trained = [
         ("parameters in training", 4 * parameters),
         ("gradients", 4 * parameters),
         ("accumulated gradients", 4 * parameters),
+        *([("inner moments", inner)] if inner else []),
         ("activations kept", computed.kept),
         ("activations at work", computed.workspace),
         *([("weights in half precision", computed.casts)] if computed.casts else []),

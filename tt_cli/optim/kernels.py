@@ -90,12 +90,15 @@ def implementation() -> Implementation[LambKernels]:
     return choose(PortableLamb(), "tt_cli.optim.lamb_numba:NumbaLamb", _trial)
 
 
-def warm_up() -> None:
+def warm_up(*, blockwise: bool = True) -> None:
     """Compile or load what a step needs, and import bitsandbytes, which hivemind's own 8-bit codec needs.
 
-    Call before any fork: later it delays a round. CUDA is not asked: who did must not fork.
+    blockwise: whether it is needed. Call before any fork: later it delays a round. CUDA is not asked: who did must not
+    fork.
     """
     implementation()
+    if not blockwise:
+        return
     logging.disable(logging.WARNING)  # "no prebuilt binary for CUDA x, loading y instead", "failed to load …"
     try:
         with warnings.catch_warnings(), _no_gpu_seen():

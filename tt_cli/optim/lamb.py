@@ -62,7 +62,7 @@ class Lamb8bit:
         if CHUNK % settings.block_size:
             raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")
         for name, parameter in parameters.items():
-            _check_tensor("parameter", name, parameter)
+            check_tensor("parameter", name, parameter)
         self.settings = settings
         # one order for all members, whatever the order of the mapping: the norms' last bits depend on it
         self._parameters = {name: parameters[name] for name in sorted(parameters)}
@@ -87,9 +87,7 @@ class Lamb8bit:
         """
         if not (math.isfinite(lr) and lr >= 0):
             raise ValueError(f"a learning rate is finite and not negative, not {lr}")
-        if gradients.keys() != self._parameters.keys():
-            raise ValueError(f"no or unknown gradient: {_some(gradients.keys() ^ self._parameters.keys())}")
-        gradient_norm = self._gradient_norm(gradients)
+        gradient_norm = checked_norm(self._parameters, gradients, self._kernels)
         # the small constant is that of torch.nn.utils.clip_grad_norm_
         clip_factor = min(1.0, self.settings.max_grad_norm / (gradient_norm + 1e-6))
         parameter_squares = update_squares = 0.0
@@ -101,9 +99,7 @@ class Lamb8bit:
             # an infinite scale would turn the zeros of a tiny update into NaN
             scale = min(lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares)), LARGEST)
             self._kernels.subtract(p, g, scale)
-            # bounds every element after the step; NaN compares as false
-            if not math.sqrt(p_squares) + scale * math.sqrt(u_squares) <= LARGEST:
-                raise NonFiniteState(f"{name} or its moments are not finite")
+            check_bound(name, math.sqrt(p_squares), scale * math.sqrt(u_squares))
             parameter_squares += p_squares
             update_squares += scale * scale * u_squares
         return StepReport(
@@ -113,19 +109,6 @@ class Lamb8bit:
             parameter_norm=math.sqrt(parameter_squares),
             update_norm=math.sqrt(update_squares),
         )
-
-    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
-        total = 0.0
-        for name, parameter in self._parameters.items():
-            gradient = gradients[name]
-            _check_tensor("gradient", name, gradient)
-            if gradient.shape != parameter.shape:
-                raise ValueError(f"gradient {name} has shape {tuple(gradient.shape)}, not {tuple(parameter.shape)}")
-            total = self._kernels.squares(gradient.detach().view(-1), total)
-            # squares of fp32 numbers cannot overflow in float64, so a finite sum means finite elements
-            if not math.isfinite(total):
-                raise NonFiniteGradient(f"the gradient of {name} is not finite: the step was not taken")
-        return math.sqrt(total)
 
     def _trust(self, parameter_norm: float, update_norm: float) -> float:
         clamped = min(parameter_norm, self.settings.trust_clamp)
@@ -166,7 +149,30 @@ class Lamb8bit:
             tensor.copy_(state[name])
 
 
-def _check_tensor(kind: str, name: str, tensor: Tensor) -> None:
+def checked_norm(parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], kernels: LambKernels) -> float:
+    """The L2 norm of all gradients together. Raises NonFiniteGradient; ValueError where they do not fit."""
+    if gradients.keys() != parameters.keys():
+        raise ValueError(f"no or unknown gradient: {_some(gradients.keys() ^ parameters.keys())}")
+    total = 0.0
+    for name, parameter in parameters.items():
+        gradient = gradients[name]
+        check_tensor("gradient", name, gradient)
+        if gradient.shape != parameter.shape:
+            raise ValueError(f"gradient {name} has shape {tuple(gradient.shape)}, not {tuple(parameter.shape)}")
+        total = kernels.squares(gradient.detach().view(-1), total)
+        # squares of fp32 numbers cannot overflow in float64, so a finite sum means finite elements
+        if not math.isfinite(total):
+            raise NonFiniteGradient(f"the gradient of {name} is not finite: the step was not taken")
+    return math.sqrt(total)
+
+
+def check_bound(name: str, parameter_norm: float, update_norm: float) -> None:
+    """Bound every element of a parameter after its step. Raises NonFiniteState."""
+    if not parameter_norm + update_norm <= LARGEST:  # NaN compares as false
+        raise NonFiniteState(f"{name} or its moments are not finite")
+
+
+def check_tensor(kind: str, name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(
             f"{kind} {name} must be contiguous fp32 on the CPU, not {tensor.dtype} on {tensor.device}, "

@@ -168,6 +168,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     from tt_cli.optim.lamb import Lamb8bit
     from tt_cli.optim.schedule import learning_rate
     from tt_cli.peer.device import choose_device
+    from tt_cli.peer.local_steps import inner_optimizer
     from tt_cli.peer.memory_budget import check_host, check_room
     from tt_cli.task import task_of
 
@@ -187,13 +188,17 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     before = loss()
     before.backward()
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
-    report = Lamb8bit(on_cpu, run.optimizer).step(gradients, learning_rate(run.schedule, 0))
+    rate, settings = learning_rate(run.schedule, 0), run.optimizer
+    if settings.name == "local":
+        inner_optimizer(device.torch_device)[0](model.parameters(), lr=rate).step()
+    else:
+        Lamb8bit(on_cpu, settings).step(gradients, rate)
     seconds = time.monotonic() - started
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters() if settings.name != "local" else ():
             parameter.copy_(on_cpu[name])
         after = float(loss())
-    if not (math.isfinite(after) and math.isfinite(report.update_norm)):
+    if not math.isfinite(after):
         raise TTError("the loss is not finite after one step: lower schedule.peak_lr, or raise optimizer.eps")
     details = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"
-    return report, f"{details} {float(before.detach()):.3f} to {after:.3f}"
+    return True, f"{details} {float(before.detach()):.3f} to {after:.3f}"

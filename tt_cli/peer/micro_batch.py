@@ -102,8 +102,9 @@ class MicroBatchSearch:
     """Finds the fastest micro-batch that fits.
 
     compute: one micro-batch of a given size, as in training, done when it returns. The target batch limits sizes: one
-    micro-batch should not overshoot the swarm's step. patient: a GPU, whose micro-batches may take long, and whose
-    time is the wall's: the thread that waits for a processor keeps it from nothing. clock: of tries; wall: of all.
+    micro-batch should not overshoot the swarm's step. most: limits them in its place. patient: a GPU, whose
+    micro-batches may take long, and whose time is the wall's: the thread that waits for a processor keeps it from
+    nothing. clock: of tries; wall: of all.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class MicroBatchSearch:
         compute: Callable[[int], None],
         memory: RoomMemory,
         target_batch_size: int,
+        most: int | None = None,
         *,
         patient: bool,
         clock: Callable[[], float] | None = None,
@@ -120,7 +122,7 @@ class MicroBatchSearch:
         self._clock = clock or (wall if patient else undisturbed_seconds)
         self._patient = patient
         self._target = target_batch_size
-        self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
+        self._largest = max(1, min(LARGEST_PROBE, most or target_batch_size // 4))
         self._seconds: dict[int, list[float]] = {}  # of each size
         self._spent = self._took = 0.0  # undisturbed, and by the clock on the wall
         self._warming = 0.0  # by the clock on the wall, in calls that are not timed
@@ -315,10 +317,21 @@ class BatchStep(Protocol):
 
 
 class MicroBatches:
-    """Takes a stream's batches of `size` through `step`, in pieces as large as memory allows just now (`now`)."""
+    """Takes a stream's batches of `together` examples through `step`, in pieces of `size` or fewer.
 
-    def __init__(self, step: BatchStep, size: int, emit: Emit, clock: Callable[[], float] = time.monotonic):
+    now: as large as memory allows just now. together: `size` where it is not given.
+    """
+
+    def __init__(
+        self,
+        step: BatchStep,
+        size: int,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+        together: int | None = None,
+    ):
         self.size = self.now = size
+        self.together = together or size
         self._step, self._emit, self._clock = step, emit, clock
         self._changed_at = clock()
 

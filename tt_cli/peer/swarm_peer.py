@@ -54,7 +54,8 @@ def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
     if run.swarm.compression == "linear8":
         kernels = linear8.implementation()
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
-    warm_up()
+    # with local steps a GPU's 8-bit AdamW is bitsandbytes', which sees GPUs only where it is imported after the forks
+    warm_up(blockwise=run.optimizer.name != "local" or run.swarm.compression == "blockwise8")
     arithmetic = implementation()
     emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
     self_test(codec_of(run))
@@ -83,7 +84,7 @@ class SwarmPeer:
         initial_peers: Sequence[str],
         client_mode: bool = False,
         leave_steps: Callable[[RollBack], None] = lambda order: None,
-        collaboration_type: type[Collaboration] = Collaboration,
+        make: Callable[..., Collaboration] = Collaboration,
     ) -> Iterator[Collaboration]:
         """Take part in the swarm through a DHT node, which ends with that.
 
@@ -96,7 +97,7 @@ class SwarmPeer:
                 addresses = [] if client_mode else addresses_of(dht)
                 line = BandwidthLimiter(*self._caps, UploadMeter(partial(acknowledged_bytes, dht.pid)))
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
-                collaboration = collaboration_type(
+                collaboration = make(
                     run,
                     NetworkAccess(dht, self.identity, line, initial_peers),
                     self.shared,

@@ -1,4 +1,7 @@
-"""The state that this peer shares with all others: parameters and optimizer state, from model, optimizer and files."""
+"""The state that this peer shares with all others: parameters and optimizer state, from model, optimizer and files.
+
+With local steps parameters alone: the optimizer is `OuterStep`, and each peer has another one (`local_steps.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import nn
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.model.allocator import mapped_like
-from tt_cli.optim.lamb import Lamb8bit, NonFiniteState
+from tt_cli.optim.lamb import NonFiniteState
+from tt_cli.optim.outer_step import shared_optimizer
 from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import WorkerBroken
@@ -23,7 +27,7 @@ class StateLost(WorkerBroken):
 
 
 class TrainedState:
-    """The `SharedState` of a model trained with 8-bit LAMB.
+    """The `SharedState` of a model.
 
     The parameters are fp32 copies on the CPU: the device goes on with its own while a step changes these.
     epoch: global steps that they have seen. tree: the hashes of all chunks, as of the last one.
@@ -39,7 +43,7 @@ class TrainedState:
     ):
         self._run, self._newest = run, newest
         self._parameters = _copies({name: p.detach().float() for name, p in model.named_parameters()})
-        self._optimizer = Lamb8bit(self._parameters, run.optimizer)
+        self._optimizer = shared_optimizer(self._parameters, run.optimizer)
         move_into_mapping(self._optimizer.state_dict())
         self.epoch = 0
         if backup is None:
@@ -57,7 +61,7 @@ class TrainedState:
         return {name: tensor.shape for name, tensor in self._parameters.items()}
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
-        """One LAMB step with the averaged gradient, which is used up.
+        """One step with the averaged gradient, which is used up.
 
         Raises RolledBack, with the newest backup loaded, where parameters or moments are not finite: a finite state and
         a finite gradient lead to a finite state, so the memory was damaged. Raises StateLost when there is no backup.

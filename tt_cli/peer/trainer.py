@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from tt_cli.peer.device import Device, choose_device, release_memory
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.memory_watch import MemoryWatch
 from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
+from tt_cli.peer.local_steps import LocalSteps
 from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget
 from tt_cli.peer.micro_batch import (
     BatchSettings,
@@ -92,7 +93,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     emit(Phase("starting", "joining the DHT"))
     dht, client_mode = parts.start_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=opts)
     with ExitStack() as closing:
-        taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, parts.collaboration)
+        local = LocalSteps(run, model, shared, emit) if run.optimizer.name == "local" else None
+        part = partial(parts.collaboration, accumulator=local)
+        taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, part)
         collaboration = closing.enter_context(taking_part)
         collaboration.round_log.slow_line(collaboration.averager.slow_line())
         stream = parts.examples(
@@ -113,7 +116,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
         _allow_compiling(task.sizes()["effective"], device, emit)
-        step = parts.micro_step(task, model, device, collaboration, shared)
+        step = parts.micro_step(task, model, device, collaboration, shared, local)
         memory = RoomMemory(run, device, room, model.activation_budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
         step.release()  # what trying sizes out has left
@@ -134,7 +137,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         memory_watch = MemoryWatch(opts.memory, expected, marker, emit, lower=device.kind == "cpu")
         try:
             with daemon_watched(dht), memory_watch:
-                _train(step, MicroBatches(step, size, emit), memory_watch, watchdog, stream, backups, orders)
+                batches = MicroBatches(step, size, emit, together=_most_at_a_time(run))
+                _train(step, batches, memory_watch, watchdog, stream, backups, orders)
         except StateLost:
             raise
         except WorkerBroken:  # the next process goes on from here
@@ -154,6 +158,7 @@ def _choose_size(
     run: RunConfig, opts: TrainerOptions, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
 ) -> int:
     device, target, compute = step.device, run.swarm.target_batch_size, step.probe(stream)
+    most = _most_at_a_time(run)
     if fusion.devices and not opts.batch_size and attempt(lambda: compute(1))[1]:  # compiles, or shows that it fails
         step.release()
     threads, kernels = torch.get_num_threads(), fusion.reason()[0]
@@ -162,9 +167,17 @@ def _choose_size(
     remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
 
     def search() -> SizeChoice:
-        return MicroBatchSearch(compute, memory, target, patient=device.kind == "cuda").run()
+        return MicroBatchSearch(compute, memory, target, most, patient=device.kind == "cuda").run()
 
-    return choose_micro_batch(opts.batch_size, settings, memory, search, remembered, emit)
+    size = choose_micro_batch(opts.batch_size, settings, memory, search, remembered, emit)
+    if most is not None and size > most:
+        emit(Choice("micro-batch", str(most), f"optimizer.inner_batch: an inner step has no more; it was {size}"))
+    return min(size, most or size)
+
+
+def _most_at_a_time(run: RunConfig) -> int | None:
+    """Examples that a micro-batch has at most, by the run: with local steps those of an inner step."""
+    return run.optimizer.inner_batch if run.optimizer.name == "local" else None
 
 
 def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
@@ -179,12 +192,18 @@ def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
 
 
 class MicroStep:
-    """Forward and backward of one micro-batch, with the newest shared parameters."""
+    """Forward and backward of one micro-batch, with the newest shared parameters, or where local steps brought them."""
 
     def __init__(
-        self, task: DalleTask, model: Dalle, device: Device, collaboration: Collaboration, shared: TrainedState
+        self,
+        task: DalleTask,
+        model: Dalle,
+        device: Device,
+        collaboration: Collaboration,
+        shared: TrainedState,
+        local: LocalSteps | None = None,
     ):
-        self.task = task
+        self.task, self._local = task, local
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = dict(model.named_parameters())
 
@@ -205,7 +224,9 @@ class MicroStep:
 
         Where memory runs out, nothing of it is counted in.
         """
-        if self.collaboration.state.fresh:
+        if self._local is not None:
+            self._local.renew(self.collaboration.state)
+        elif self.collaboration.state.fresh:
             with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
         loss, figures = self._backward(batch)
@@ -257,9 +278,9 @@ def _train(
     """Micro-batches, until the run is done, or this peer shall leave or pause."""
     collaboration, lifelines, reported = step.collaboration, Lifelines(step.collaboration.averager), 0.0
     last: int | None = None  # the step to finish with
-    for batch in watchdog.over(stream.batches(batches.size)):
+    for batch in watchdog.over(stream.batches(batches.together)):
         memory_watch.relieve(batches)
-        if orders.hold or collaboration.orders.paused:
+        if orders.hold or collaboration.orders.paused or not collaboration.ready:
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:

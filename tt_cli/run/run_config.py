@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tt_cli.run import sections
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
@@ -30,12 +30,23 @@ class RunConfig(sections.Section):
     tokenizer: sections.TokenizerPart
     vqgan: sections.VqganPart
     data: sections.DataPart
-    optimizer: sections.OptimizerPart = Field(default_factory=sections.OptimizerPart)
+    optimizer: Annotated[
+        sections.OptimizerPart | sections.LocalPart,
+        Field(discriminator="name"),
+        BeforeValidator(lambda part: {"name": "lamb8bit", **part} if isinstance(part, dict) else part),
+    ] = Field(default_factory=sections.OptimizerPart)
     schedule: sections.SchedulePart
     swarm: sections.SwarmPart
     membership: sections.MembershipPart = Field(default_factory=sections.MembershipPart)
     checkpoints: sections.CheckpointsPart = Field(default_factory=sections.CheckpointsPart)
     peers: sections.PeersPart = Field(default_factory=sections.PeersPart)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        most = self.swarm.target_batch_size
+        if isinstance(self.optimizer, sections.LocalPart) and (size := self.optimizer.inner_batch) > most:
+            raise ValueError(f"optimizer.inner_batch = {size}: must be at most swarm.target_batch_size, {most}")
+        return self
 
     @property
     def identity(self) -> str:
@@ -52,20 +63,24 @@ class RunConfig(sections.Section):
         """Say which fields that change training differ, such as "model.dim: 256 here, 512 there"."""
         theirs = {key: value for key, value, _ in other._fields()}
         return [
-            f"{key}: {_shown(value)} here, {_shown(theirs[key])} there"
+            f"{key}: {_shown(value)} here, {_shown(theirs.get(key))} there"
             for key, value, trained in self._fields()
-            if trained and value != theirs[key]
+            if trained and value != theirs.get(key)
         ]
 
     def replaced(self, changes: Mapping[str, Any]) -> RunConfig:
         """Return this run with some fields changed and all checks made again.
 
-        `changes` maps dotted keys to values: {"run.name": "mine", "data.subset": 200}. Raises UsageError.
+        `changes` maps dotted keys to values, or a part's name to all of it: {"run.name": "mine", "data.subset": 200}.
+        Raises UsageError.
         """
         content = self.model_dump()
         for key, value in changes.items():
-            part, _, field = key.partition(".")
-            content.setdefault(part, {})[field] = value
+            part, dot, field = key.partition(".")
+            if dot:
+                content.setdefault(part, {})[field] = value
+            else:
+                content[part] = value
         return self._checked(content, f"run {self.run.name}")
 
     def to_toml(self) -> str:

@@ -83,6 +83,7 @@ _run_name = fitting(
     re.compile("[a-z0-9][a-z0-9-]{0,40}").fullmatch, "must be 1 to 41 of a-z, 0-9 and '-', and not start with '-'"
 )
 _repository = fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub")
+_waits = fitting(lambda value: not value, "must be false: with local steps a peer waits for the average")
 _odd = fitting(lambda value: value % 2, "must be odd, for the window has a centre")
 
 
@@ -221,6 +222,25 @@ class OptimizerPart(Section):
     block_size: int = Field(4096, ge=64)  # elements that share one scale
     min_8bit_size: int = Field(65536, ge=0)  # tensors with fewer elements keep 32-bit moments
     delayed: bool = Field(True, description="the step runs beside the next accumulation")
+
+
+class LocalPart(Section):
+    """Local steps (DiLoCo, Douillard et al. 2023): each peer steps by itself, and averaged is how far each has come.
+
+    For lines on which a gradient at every step is too much. The peers' own, inner steps have [schedule]'s rate; a
+    global, outer step is one of target_batch_size examples, and moves parameters alone: inner moments stay with a peer.
+    """
+
+    name: Literal["local"]
+    inner_batch: int = Field(16, ge=1, description="examples of one inner step of a peer")
+    outer_lr: float = Field(1.0, gt=0, le=2, description="of the way that peers went on average, what a step takes")
+    warmup_steps: int = Field(10, ge=0, description="inner steps until a peer with new moments has the full rate")
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="of an inner step")
+    delayed: Annotated[bool, AfterValidator(_waits)] = Field(False, description="not yet with local steps")
 
 
 class SchedulePart(Section):

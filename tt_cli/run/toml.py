@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +21,7 @@ _EXPECTED = {
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "list_type": "must be a list",
+    "model_attributes_type": "must be a table",
     "model_type": "must be a table",
     "string_type": 'must be text in "quotes"',
     "string_too_short": "must not be empty",
@@ -62,13 +63,16 @@ def wrong_value(model: type[BaseModel], error: ValidationError, origin: str) -> 
 
 
 def _finding(model: type[BaseModel], finding: ErrorDetails) -> str:
-    location = finding["loc"]
+    location, part = _place(model, finding["loc"])
     key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "missing":
         return f"{key}: missing"
     if kind == "extra_forbidden":
-        return f"{key}: no such key; {_suggestion(model, location)}"
+        names = sorted(part.model_fields)
+        return f"{key}: no such key; {nearest(str(location[-1]), names, 'allowed are ' + ', '.join(names))}"
+    if kind == "union_tag_invalid":  # a table of one of several kinds, which its name tells
+        return f"{key}.name = {_input(context['tag'])}: must be {context['expected_tags'].replace(', ', ' or ')}"
     if kind == "value_error" and isinstance(finding["input"], dict):
         # A check over several fields: its message starts with the field's own name.
         return f"{key}.{context['error']}".lstrip(".")
@@ -81,13 +85,17 @@ def _finding(model: type[BaseModel], finding: ErrorDetails) -> str:
     return f"{key} = {_input(finding['input'])}: {what}"
 
 
-def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    for step in location[:-1]:
-        part = model.model_fields[str(step)].annotation
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            model = part
-    names = sorted(model.model_fields)
-    return nearest(str(location[-1]), names, f"allowed are {', '.join(names)}")
+def _place(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[BaseModel]]:
+    """A location as a person wrote it, and the part that it is in; pydantic's has a tag where parts are of kinds."""
+    if len(location) < 2 or location[0] not in model.model_fields:
+        return location, model
+    annotation = model.model_fields[str(location[0])].annotation
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    parts = [kind for kind in kinds if issubclass(kind, BaseModel)]
+    if len(parts) > 1:
+        part = next(part for part in parts if location[1] in get_args(part.model_fields["name"].annotation))
+        return (location[0], *location[2:]), part
+    return location, parts[0] if parts else model
 
 
 def _input(value: Any) -> str:

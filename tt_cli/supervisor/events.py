@@ -90,7 +90,8 @@ class Progress(Event):
     epoch: global steps done. samples/target_samples: of the whole swarm towards the next one.
     my_share: this peer's part of the swarm's samples per second, 0 to 1. eta: seconds to the next step.
     bytes_sent/bytes_received: gradients and state since the start. loss: mean of the last micro-batches. figures: what
-    else the task measures, such as the loss of text, means by name.
+    else the task measures, such as the loss of text, means by name. inner_steps: with local steps, those of this peer
+    since the last global one.
     """
 
     epoch: int
@@ -107,6 +108,7 @@ class Progress(Event):
     bytes_received: int
     rejected_micro_batches: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    inner_steps: int | None = None
 
 
 @dataclass(frozen=True)

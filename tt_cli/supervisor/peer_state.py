@@ -97,6 +97,7 @@ class PeerState(BaseModel):
     bytes_sent: int = 0
     bytes_received: int = 0
     rejected_micro_batches: int = 0
+    inner_steps: int | None = None
     download_received: int | None = None
     download_total: int | None = None
     restarts: int = 0
@@ -224,7 +225,7 @@ class PeerState(BaseModel):
         self.figures = event.figures
         self.bytes_sent = self._sent + event.bytes_sent
         self.bytes_received = self._received + event.bytes_received
-        self.rejected_micro_batches = event.rejected_micro_batches
+        self.rejected_micro_batches, self.inner_steps = event.rejected_micro_batches, event.inner_steps
 
     def _round(self, event: events.Round, now: float) -> None:
         self.round, self.last_round = event, event.words or event.outcome

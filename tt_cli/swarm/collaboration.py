@@ -72,7 +72,7 @@ class Collaboration:
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
     once, `step` after every micro-batch, and `close`. orders: the organiser's. published: loads the newest checkpoint
-    of the run, if it publishes any.
+    of the run, if it publishes any. accumulator: one that makes steps of its own with the gradients.
 
     state: copy parameters and write checkpoints while it is in `use`. board: all members' records. round_log: what this
     peer does, in words. take_over: how it comes to the others' state. contacts: whom it reaches. seek_anew: set, to
@@ -90,6 +90,7 @@ class Collaboration:
         emit: Emit,
         orders: OrganiserOrders,
         published: StateLoader | None = None,
+        accumulator: Accumulator | None = None,
     ):
         dht, identity, self.clock = network.dht, network.identity, network.clock
         self.run, self.emit, self.about = run, emit, about
@@ -109,7 +110,7 @@ class Collaboration:
         self.seek_anew = threading.Event()
 
         shapes = shared.shapes()
-        self._accumulator = Accumulator(list(shapes))
+        self._accumulator = accumulator or Accumulator(list(shapes))
         self.averager = network.averager(
             run,
             dht,
@@ -141,6 +142,11 @@ class Collaboration:
     @property
     def epoch(self) -> int:
         return self.state.epoch
+
+    @property
+    def ready(self) -> bool:
+        """False while a gradient could not be counted in: with local steps, amid a round or behind the others."""
+        return self._accumulator.ready
 
     @property
     def finished(self) -> bool:
@@ -225,6 +231,7 @@ class Collaboration:
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
+                inner_steps=self._accumulator.inner_steps,
             )
         )
 
@@ -351,7 +358,7 @@ class Collaboration:
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._selector.forgive()
-                self._wait(missing=plan.lacking)
+                self._wait_amid_round(plan.lacking)
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
                 self.round_log.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
@@ -366,10 +373,12 @@ class Collaboration:
                     return
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
                 self.board.renew()
-            elif not held.samples:
+            elif not held.samples and self._accumulator.ready:
                 self._hold()
+            elif not held.samples:
+                self._wait_amid_round()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
-                self._wait(missing=why)
+                self._wait_amid_round(why)
             else:
                 self._matchmaker.drop()
                 result = RoundResult.alone(self.peer_id, held.samples, held.loss)
@@ -385,6 +394,14 @@ class Collaboration:
             self._accumulator.hold(self.averager.local)
         except ValueError as error:
             self.emit(Log(f"left out the gradient of this step: {error}", "warning"))
+
+    def _wait_amid_round(self, missing: str = "") -> None:
+        """Wait for what a round lacks. Local steps go on meanwhile, and this round has them too."""
+        if self._accumulator.ready:
+            return self._wait(missing=missing)
+        self._accumulator.give_back(self.averager.local)
+        self._wait(IDLE_SECONDS, missing)
+        return self._hold()
 
     def _wait_for_late(self, started: float) -> SwarmState:
         """Give those who are about to come to this state the time that matchmaking would take; then go without them."""
@@ -434,6 +451,7 @@ class Collaboration:
         self._accumulator.forget()
         self.round_log.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
+            self._accumulator.give_back(self.averager.local)
             self.orders.done(order)
             self._publish()
             self._trains()
@@ -445,6 +463,7 @@ class Collaboration:
         attempts = 0
         self._matchmaker.drop()
         self.contacts.accompanied(r.peer_id for r in view.trainers() if r.peer_id != self.peer_id)
+        self._accumulator.set_aside(self.averager.local)
         while self._behind(view) and not self._closing:
             attempts += 1
             if self.take_over.catch_up(self.take_over.attainable(view), self.round_log.phase):
@@ -452,5 +471,6 @@ class Collaboration:
             else:
                 self._wait(min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
+        self._accumulator.give_back(self.averager.local)
         if self._worker is not None:
             self._trains()

@@ -102,7 +102,7 @@ class LockedState:
         self._shared = shared
         self._lock = threading.Lock()
         self.position = (shared.epoch, shared.digest)
-        self.fresh = False
+        self.fresh = True
         self.resynced = 0
 
     @property

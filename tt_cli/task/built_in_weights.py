@@ -16,7 +16,7 @@ from safetensors import safe_open
 from tt_cli.checkpoint.training_state import TrainingState, file_pieces
 from tt_cli.data import builtin
 from tt_cli.errors import UsageError
-from tt_cli.optim.lamb import Lamb8bit
+from tt_cli.optim.outer_step import shared_optimizer
 from tt_cli.run import RunConfig
 from tt_cli.swarm.compression import linear8
 from tt_cli.task import task_of
@@ -70,5 +70,5 @@ def start_from_built_in(run: RunConfig) -> TrainingState:
     if (state := built_in(run)) is None:
         raise UsageError(f"no weights are built in for run {run.run.name}: start it from its seed")
     state.step = round(GO_ON * run.schedule.total_steps)
-    state.optimizer = Lamb8bit(state.parameters, run.optimizer).state_dict()
+    state.optimizer = shared_optimizer(state.parameters, run.optimizer).state_dict()
     return state

@@ -120,8 +120,9 @@ class LogLines:
 
 def _progress_words(event: events.Progress) -> str:
     soon = f", in {duration(event.eta)}" if math.isfinite(event.eta) else ""
+    inner = "" if event.inner_steps is None else f"; {plural(event.inner_steps, 'inner step')} here"
     return (
-        f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}; "
+        f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}{inner}; "
         f"{plural(event.peers, 'peer')}; {rate(event.my_samples_per_second)} samples/s here "
         f"({percent(event.my_share)}); loss {loss_value(event.loss)}; "
         f"sent {byte_count(event.bytes_sent)}, received {byte_count(event.bytes_received)}"

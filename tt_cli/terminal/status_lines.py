@@ -53,6 +53,8 @@ def _work(status: PeerState) -> Iterator[tuple[str, str]]:
             step += f" · loss {loss_value(status.loss)}"
         if status.samples is not None and status.target_samples is not None:
             step += f" · {status.samples:,} of {status.target_samples:,} samples to the next"
+        if status.inner_steps is not None:
+            step += f" · {plural(status.inner_steps, 'inner step')} here"
         yield "step", step
     if status.download_received is not None and status.download_total:
         received, total = status.download_received, status.download_total

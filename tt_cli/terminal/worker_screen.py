@@ -132,7 +132,8 @@ def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
         lines.append(progress_bar("next step", 0, "", width))
     lines += [steps_bar(state.step or 0, state.total_steps, state.steps_seconds_left(), width), Text("")]
     if state.samples is not None:
-        of_swarm = f" · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far"
+        inner = "" if state.inner_steps is None else f" · {plural(state.inner_steps, 'inner step')}"
+        of_swarm = f"{inner} · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far"
         lines += [
             line("swarm", (plural(state.peers or 0, "peer"), "bold"), f" · {_rate(state.swarm_samples_per_second)}"),
             line("this peer", (_rate(state.samples_per_second), "bold"), of_swarm),

@@ -22,9 +22,10 @@ class FigureSums:
     loss: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)  # replaced as a whole: two threads read it
 
-    def add(self, samples: int, loss: float, figures: Mapping[str, float]) -> None:
-        """Count in the means of one micro-batch."""
-        self.merge(FigureSums(samples, loss * samples, {name: value * samples for name, value in figures.items()}))
+    @classmethod
+    def of(cls, samples: int, loss: float, means: Mapping[str, float]) -> FigureSums:
+        """Those of one micro-batch, from its means."""
+        return cls(samples, loss * samples, {name: value * samples for name, value in means.items()})
 
     def merge(self, other: FigureSums) -> None:
         """Count in all that another one counted."""
@@ -56,6 +57,16 @@ class Accumulator:
         self.new, self.held = FigureSums(), FigureSums()
 
     @property
+    def inner_steps(self) -> int | None:
+        """Steps that this peer has made by itself since the last global one; None where it makes none."""
+        return None
+
+    @property
+    def ready(self) -> bool:
+        """True while gradients are wanted."""
+        return True
+
+    @property
     def samples(self) -> int:
         """Samples that wait for the next step, held ones too."""
         return self.held.samples + self.new.samples
@@ -74,8 +85,11 @@ class Accumulator:
                 self._sums = {name: torch.zeros_like(gradients[name]) for name in self._names}
             new = [gradients[name] for name in self._names]
             torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
-            self.new.add(samples, numbers[0], dict(zip(figures, numbers[1:], strict=False)))
+            self._count(FigureSums.of(samples, numbers[0], dict(zip(figures, numbers[1:], strict=False))))
         return True
+
+    def _count(self, figures: FigureSums) -> None:
+        self.new.merge(figures)
 
     def hold(self, local: GradientBuffer) -> None:
         """Move all into `local` as a mean; what comes now is for the next step.
@@ -101,6 +115,9 @@ class Accumulator:
         for name, shape in local.layout.shapes.items():
             sums = self._sums.get(name)
             local.encode(name, torch.zeros(shape) if sums is None else sums, max(1, self.held.samples))
+
+    def set_aside(self, local: GradientBuffer) -> None:
+        """Another state is about to be taken over, `give_back` follows: gradients stay as they are."""
 
     def give_back(self, local: GradientBuffer) -> None:
         """The others stepped without the gradient held: it counts for the next step, one step late."""

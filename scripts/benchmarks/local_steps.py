@@ -1,0 +1,200 @@
+"""Measure local steps beside averaged gradients: losses by samples and by bytes, on the emoji-demo run.
+
+- `averaging`: four members with equal parts of the target batch, and the steps of `scripts/bench convergence`: each
+  one's gradient encoded, averaged and stepped with by the code that peers run, in one process.
+- `dense`: four members that make H inner steps each between two rounds, with the run file's defaults for local steps;
+  the pseudo-gradients go through the same round.
+- Both see the same examples in the same orders from the same first weights, 14,080 in all. A seed sets both.
+- The loss is that of the shared parameters on all 256 examples, taken every 640 samples or after every round, what is
+  longer. The samples to a loss are counted with a fraction, by a straight line between the logarithms of two of them.
+- Bytes are those of today's round among four: a member sends its message and its averages to three others.
+
+Two processes of one thread each.
+
+    scripts/bench local_steps
+    scripts/bench local_steps --frontier --seeds 1
+
+JSON keys: samples_to_loss_dense (to loss 1.0, over those of `averaging`, mean over the seeds), _min and _max;
+final_loss_dense and final_loss_averaging (means); up_bytes_per_parameter (of a round), bytes_ratio (dense over
+averaging, whole run), inner_steps; runs, a row a seed; losses of the first seed by samples; with --frontier a row for
+each number of inner steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of, swarm_average
+from tt_cli.data.examples import Batch
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.tokenizer import load_tokenizer
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.optim.kernels import warm_up
+from tt_cli.peer.local_steps import LocalSteps
+from tt_cli.run import RunConfig
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.swarm.shared_state import LockedState
+
+QUICK = "one seed and the first samples"
+MEMBERS, BATCH, EXAMPLES = 4, 128, 256
+SAMPLES, FEW_SAMPLES = 14_080, 1_280
+EVERY = 640  # samples between two looks at the loss
+LOSS, FEW_LOSS = 1.0, 6.2
+INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
+PEAK_LR = 4e-3  # of inner steps
+
+
+def local_run(seed: int, inner_steps: int, samples: int, optimizer: dict[str, Any], peak_lr: float) -> RunConfig:
+    """The run with local steps that takes so many samples of its four members in all."""
+    changes: dict[str, Any] = {"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr}
+    run = run_of(BATCH, seed).replaced(changes)
+    assert run.optimizer.name == "local"
+    target = MEMBERS * inner_steps * run.optimizer.inner_batch
+    return run.replaced({"swarm.target_batch_size": target, "schedule.total_steps": max(1, round(samples / target))})
+
+
+class LocalTraining(Training):
+    """All members of a run with local steps in one process: each has its own model, the shared state is one."""
+
+    def __init__(self, run: RunConfig, inner_steps: int):
+        assert run.optimizer.name == "local"
+        size = run.optimizer.inner_batch
+        super().__init__(run, True, True, sizes=[size] * MEMBERS, order=list(range(MEMBERS)))
+        self._inner_steps, self._state = inner_steps, LockedState(self.shared)
+        self._models = [Dalle(DalleConfig.from_run(run)) for _ in self.sizes]
+        self._members = [LocalSteps(run, model, self.shared, lambda event: None) for model in self._models]
+
+    def steps(self) -> Iterator[tuple[float, str]]:
+        """After each outer step: the mean loss of its inner steps, and the digest."""
+        while True:
+            losses, weights = 0.0, [self._inner_steps * size for size in self.sizes]
+            for model, member, stream, buffer in zip(
+                self._models, self._members, self._streams, self._buffers, strict=True
+            ):
+                self.model, model.activation_budget = model, BUDGET
+                member.renew(self._state)
+                for _ in range(self._inner_steps):
+                    gradients, loss, figures = self._gradients(batch := next(stream))
+                    assert member.add(gradients, len(batch.text), loss, figures)
+                    losses += float(loss) / self._inner_steps / MEMBERS
+                member.hold(buffer)
+            average = swarm_average(self._buffers, weights, self.order, self.run.swarm.aggregation)
+            self._state.step(DecodedGradients(average))
+            for member in self._members:
+                member.release()
+            yield losses, self.shared.digest
+
+
+@torch.no_grad()
+def loss_of(training: Training, model: Dalle, examples: Batch) -> float:
+    """The mean loss of the shared parameters on these examples."""
+    training.shared.copy_into(model)
+    pieces = [examples[start : start + 64] for start in range(0, len(examples.text), 64)]
+    return statistics.fmean(float(model.loss(piece.text, piece.image).total) for piece in pieces)
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """One run: losses by samples, and the bytes that a member sends in a round for each parameter.
+
+    job: seed, samples, and for local steps inner_steps, optimizer and peak_lr.
+    """
+    torch.set_num_threads(1)
+    warm_up()
+    seed, samples, inner_steps = job["seed"], job["samples"], job.get("inner_steps", 0)
+    training: Training
+    if inner_steps:
+        run = local_run(seed, inner_steps, samples, job.get("optimizer", {}), job.get("peak_lr", PEAK_LR))
+        training = LocalTraining(run, inner_steps)
+    else:
+        run = run_of(BATCH, seed)
+        training = Training(run, *ARMS["swarm"], sizes=[BATCH // MEMBERS] * MEMBERS, order=list(range(MEMBERS)))
+    target = run.swarm.target_batch_size
+    examples = next(iter(ExampleStream(run, load_tokenizer(run), 0).batches(EXAMPLES)))
+    model = Dalle(DalleConfig.from_run(run))
+    losses = {0: loss_of(training, model, examples)}
+    rounds = max(1, round(samples / target))
+    for made, _ in zip(range(1, rounds + 1), training.steps(), strict=False):
+        if made * target // EVERY > (made - 1) * target // EVERY or made == rounds:
+            losses[made * target] = loss_of(training, model, examples)
+    parameters = sum(shape.numel() for shape in training.shared.shapes().values())
+    up = 2 * (MEMBERS - 1) / MEMBERS * training._buffers[0].nbytes / parameters
+    return {"losses": losses, "rounds": rounds, "up": up}
+
+
+def samples_to(losses: dict[int, float], goal: float) -> float | None:
+    """Samples until the loss is down at `goal`, with a fraction; None: never."""
+    before = 0
+    for samples, loss in losses.items():
+        if loss <= goal:
+            part = math.log(losses[before] / goal) / math.log(losses[before] / loss) if samples else 0.0
+            return before + part * (samples - before)
+        before = samples
+    return None
+
+
+def compared(dense: dict[str, Any], averaging: dict[str, Any], goal: float) -> dict[str, Any]:
+    """A row of figures of one run beside averaged gradients with the same seed."""
+    own, theirs = samples_to(dense["losses"], goal), samples_to(averaging["losses"], goal)
+    return {
+        "rounds": dense["rounds"],
+        "up_bytes": round(dense["rounds"] * dense["up"], 1),
+        "bytes_ratio": round(dense["rounds"] / averaging["rounds"], 3),
+        "samples_to_loss": round(own / theirs, 3) if own and theirs else None,
+        "final_loss": round(list(dense["losses"].values())[-1], 4),
+    }
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of its own."""
+    parser.add_argument("--seeds", type=int, help="instead of 3, or of 1 with --quick")
+    parser.add_argument("--peak-lr", type=float, default=PEAK_LR, help=f"of inner steps (default {PEAK_LR})")
+    parser.add_argument("--frontier", action="store_true", help=f"also {FRONTIER} inner steps, with the first seed")
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All runs, two at a time."""
+    started = time.monotonic()
+    samples, goal = (FEW_SAMPLES, FEW_LOSS) if args.quick else (SAMPLES, LOSS)
+    seeds = range(args.seeds or (1 if args.quick else 3))
+    averaging = [{"seed": seed, "samples": samples} for seed in seeds]
+    dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
+    frontier = [{**dense[0], "inner_steps": each} for each in FRONTIER if args.frontier]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(train, [*averaging, *dense, *frontier]))
+    count = len(seeds)
+    rows = [compared(mine, theirs, goal) for mine, theirs in zip(found[count : 2 * count], found[:count], strict=True)]
+    ratios = [row["samples_to_loss"] for row in rows if row["samples_to_loss"] is not None]
+    figures = {
+        "samples_to_loss_dense": round(statistics.fmean(ratios), 3) if len(ratios) == count else None,
+        "samples_to_loss_dense_min": min(ratios, default=None),
+        "samples_to_loss_dense_max": max(ratios, default=None),
+        "final_loss_dense": round(statistics.fmean(row["final_loss"] for row in rows), 4),
+        "final_loss_averaging": round(statistics.fmean(list(run["losses"].values())[-1] for run in found[:count]), 4),
+        "up_bytes_per_parameter": round(found[count]["up"], 3),
+        "bytes_ratio": rows[0]["bytes_ratio"],
+        "inner_steps": INNER_STEPS,
+        "peak_lr": args.peak_lr,
+        "loss": goal,
+        "samples": samples,
+        "runs": rows,
+        "losses": {
+            "averaging": {at: round(loss, 4) for at, loss in found[0]["losses"].items()},
+            "dense": {at: round(loss, 4) for at, loss in found[count]["losses"].items()},
+        },
+    }
+    if frontier:
+        figures["frontier"] = [
+            {"inner_steps": job["inner_steps"], **compared(run, found[0], goal)}
+            for job, run in zip(frontier, found[2 * count :], strict=True)
+        ]
+    return {**figures, "seconds": round(time.monotonic() - started, 1)}

@@ -1,0 +1,278 @@
+"""Local steps: what a peer's own steps come to is what a round gets, and nothing of it is lost on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim.settings import normal
+from peer.states import layers, small_run
+from torch import Tensor, nn
+
+from tt_cli.checkpoint.checkpoint_files import newest, save
+from tt_cli.optim.schedule import learning_rate
+from tt_cli.peer.local_steps import LocalSteps, inner_optimizer
+from tt_cli.peer.trained_state import TrainedState
+from tt_cli.run import RunConfig
+from tt_cli.run.checkpoint_names import read_head
+from tt_cli.supervisor.events import Choice, Event
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
+from tt_cli.swarm.shared_memory import StateBuffer
+from tt_cli.swarm.shared_state import LockedState
+from tt_cli.swarm.state.bridge import Chunks
+
+
+def local_run(**optimizer: Any) -> RunConfig:
+    settings = {"name": "local", "inner_batch": 4, "warmup_steps": 0, **optimizer}
+    return small_run(optimizer=settings, **{"schedule.peak_lr": 1e-2})
+
+
+class Peer:
+    """A member with a model of two layers; its gradients are drawn by a number."""
+
+    def __init__(self, run: RunConfig, seed: int = 0):
+        self.model, self.events = layers(seed), list[Event]()
+        self.shared = TrainedState(run, layers(), None)
+        self.state, self.local = LockedState(self.shared), LocalSteps(run, self.model, self.shared, self.events.append)
+        codec = codec_of(run)
+        self.buffer = GradientBuffer(Partition(self.shared.shapes(), 4096, codec.block), codec)
+
+    def micro_batch(self, number: int, samples: int = 4) -> bool:
+        self.local.renew(self.state)
+        gradients = {
+            name: normal(10 * number + index, *shape, scale=0.01)
+            for index, (name, shape) in enumerate(self.shared.shapes().items())
+        }
+        return self.local.add(gradients, samples, torch.tensor(float(number)), {"text_loss": torch.tensor(1.0)})
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def away(self) -> dict[str, Tensor]:
+        """theta - theta_i."""
+        theirs = self.shared.state().parameters
+        return {name: theirs[name] - own for name, own in self.parameters().items()}
+
+    def step(self) -> None:
+        """A global step with what this peer's buffer holds, as if all had sent the same."""
+        self.state.step(DecodedGradients(self.buffer))
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Equal but for what the codec loses."""
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=float(tensor.abs().max()) / 100, msg=name)
+
+
+def test_an_inner_step_is_one_of_adamw_with_the_mean_gradient_and_the_schedules_rate() -> None:
+    run = local_run(max_grad_norm=1e9)
+    peer, plain = Peer(run), layers()
+    assert peer.micro_batch(1, 1) and not peer.local.inner_steps and not peer.local.samples
+    assert peer.micro_batch(2, 3) and peer.local.inner_steps == 1
+    assert peer.local.samples == 4 and peer.local.new.mean_loss() == pytest.approx((1 + 2 * 3) / 4)
+    assert peer.local.new.mean_figures() == {"text_loss": 1.0}
+
+    named = dict(plain.named_parameters())
+    groups = [{"params": [p], "weight_decay": 0.0 if name.endswith("bias") else 0.1} for name, p in named.items()]
+    adamw = torch.optim.AdamW(groups, lr=learning_rate(run.schedule, 0), betas=(0.9, 0.95), eps=1e-8)
+    for index, parameter in enumerate(named.values()):
+        parts = (normal(10 * number + index, *parameter.shape, scale=0.01) for number in (1, 2))
+        parameter.grad = next(parts) / 4 + 3 * next(parts) / 4
+    adamw.step()
+    for name, own in peer.parameters().items():
+        torch.testing.assert_close(own, named[name].detach(), msg=name)
+    assert [event.what for event in peer.events if isinstance(event, Choice)] == ["inner optimizer"]
+
+
+def test_new_moments_warm_up() -> None:
+    slow, fast = Peer(local_run(warmup_steps=4)), Peer(local_run())
+    for peer in (slow, fast):
+        peer.micro_batch(1)
+    for name, away in fast.away().items():
+        torch.testing.assert_close(slow.away()[name], away / 4, rtol=1e-2, atol=1e-6)
+
+
+def test_a_round_gets_the_way_since_the_shared_parameters_and_all_go_on_from_the_new_ones() -> None:
+    peer = Peer(local_run())
+    for number in range(3):
+        peer.micro_batch(number)
+    went, before = peer.away(), peer.shared.snapshot().parameters
+    peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 12 and not peer.local.new.samples and not peer.local.ready
+    assert_close(went, {name: t.clone() for name, t in DecodedGradients(peer.buffer).items()})
+    peer.step()
+    assert peer.local.release().samples == 12 and peer.local.ready and peer.local.inner_steps == 0
+    peer.local.renew(peer.state)
+    assert_close(went, {name: before[name] - own for name, own in peer.parameters().items()})
+    assert not any(tensor.any() for tensor in peer.away().values())
+    peer.micro_batch(9)
+    assert peer.local.inner_steps == 1
+
+
+def test_a_micro_batch_amid_a_round_changes_nothing_until_it_is_over() -> None:
+    peer = Peer(local_run())
+    peer.micro_batch(1)
+    peer.local.hold(peer.buffer)
+    before = peer.parameters()
+    assert peer.micro_batch(2)
+    assert all(torch.equal(before[name], own) for name, own in peer.parameters().items())
+    peer.step()
+    peer.local.release()
+    assert peer.local.samples == 0, "its inner step is still to be made"
+    peer.micro_batch(3)
+    assert peer.local.inner_steps == 1 and peer.local.samples == 8
+
+
+@pytest.mark.parametrize("amid", [False, True], ids=["held by a round", "on its way"])
+def test_what_no_round_took_goes_on_from_the_state_that_the_others_came_to(amid: bool) -> None:
+    peer, others = Peer(local_run()), Peer(local_run())
+    others.micro_batch(7)
+    others.local.hold(others.buffer)
+    for number in range(2):
+        peer.micro_batch(number)
+    if amid:  # a round that the others made without this peer
+        peer.local.hold(peer.buffer)
+        peer.local.give_back(peer.buffer)
+        peer.micro_batch(2)
+    went, samples = peer.away(), peer.local.samples
+    peer.local.set_aside(peer.buffer)
+    peer.state.step(DecodedGradients(others.buffer))  # the average of the step that it missed
+    peer.local.give_back(peer.buffer)
+    assert peer.local.samples == samples
+    peer.local.renew(peer.state)
+    assert_close(went, peer.away())
+
+
+def test_what_was_set_aside_goes_into_a_round_that_comes_before_a_micro_batch() -> None:
+    peer, others = Peer(local_run()), Peer(local_run())
+    others.micro_batch(7)
+    others.local.hold(others.buffer)
+    peer.micro_batch(1)
+    went = peer.away()
+    peer.local.set_aside(peer.buffer)
+    peer.state.step(DecodedGradients(others.buffer))
+    peer.local.give_back(peer.buffer)
+    peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 4
+    assert_close(went, {name: t.clone() for name, t in DecodedGradients(peer.buffer).items()})
+    peer.step()
+    peer.local.release()
+    peer.local.renew(peer.state)
+    assert not any(tensor.any() for tensor in peer.away().values())
+
+
+def test_a_peer_without_steps_of_its_own_sends_zeros_without_samples() -> None:
+    peer = Peer(local_run(), seed=3)  # its model is not the shared state's yet
+    peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 0
+    assert not any(bool(tensor.any()) for tensor in DecodedGradients(peer.buffer).values())
+
+
+def test_parameters_that_are_in_doubt_begin_anew_and_count_for_nothing() -> None:
+    peer = Peer(local_run())
+    peer.micro_batch(1)
+    peer.state.fresh = True
+    peer.local.renew(peer.state)
+    assert peer.local.samples == 0 and not any(tensor.any() for tensor in peer.away().values())
+
+    peer.micro_batch(2)
+    with torch.no_grad():
+        next(peer.model.parameters())[0, 0] = float("nan")
+    with pytest.raises(ValueError):
+        peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 0
+    assert not any(bool(tensor.any()) for tensor in DecodedGradients(peer.buffer).values())
+    peer.local.give_back(peer.buffer)
+    peer.local.renew(peer.state)
+    assert not any(tensor.any() for tensor in peer.away().values())
+
+
+def test_an_order_to_go_back_drops_all_and_nothing_is_made_before_it_is_followed() -> None:
+    peer, ordered = Peer(local_run()), Peer(local_run())
+    ordered.micro_batch(7)
+    ordered.local.hold(ordered.buffer)
+    peer.micro_batch(1)
+    peer.local.forget()
+    peer.micro_batch(2)
+    assert peer.local.inner_steps == 0 and peer.local.samples == 0 and not peer.local.ready
+    peer.state.step(DecodedGradients(ordered.buffer))
+    peer.local.give_back(peer.buffer)
+    peer.local.renew(peer.state)
+    assert peer.local.ready and not any(tensor.any() for tensor in peer.away().values())
+
+
+def test_parameters_are_all_of_the_shared_state_on_disk_and_on_the_wire(tmp_path: Path) -> None:
+    """A joiner takes it over, and a backup counts as one to train on."""
+    one, other = Peer(local_run()), Peer(local_run())
+    one.micro_batch(1)
+    one.local.hold(one.buffer)
+    one.step()
+    state, buffer = one.shared.state(), StateBuffer.new()
+    assert sum(tensor.nbytes for tensor in state.optimizer.values()) == 0
+    tree = other.shared.read_tree(one.shared.write_into(buffer.write).manifest())
+    with Chunks(tree, tree.differing(other.shared.tree), buffer) as chunks:
+        other.state.patch(tree, chunks)
+    assert other.state.position == one.state.position
+
+    path = save(tmp_path, state)
+    assert read_head(path).trains
+    read = newest(tmp_path, state.identity, to_train=True)
+    assert read is not None
+    again = TrainedState(local_run(), layers(1), read[1])
+    assert (again.epoch, again.digest) == one.state.position
+    for each in (one.shared, other.shared, again):
+        each.step(DecodedGradients(one.buffer))
+    assert one.shared.digest == other.shared.digest == again.digest
+
+
+def test_a_peer_that_returns_trains_on_its_backup_and_not_on_first_weights() -> None:
+    before, returned = Peer(local_run()), Peer(local_run())
+    before.micro_batch(1)
+    before.local.hold(before.buffer)
+    before.step()
+    shared = TrainedState(local_run(), returned.model, before.shared.snapshot())
+    state = LockedState(shared)
+    assert state.fresh
+    LocalSteps(local_run(), returned.model, shared, lambda event: None).renew(state)
+    for name, own in returned.parameters().items():
+        assert torch.equal(own, shared.state().parameters[name])
+
+
+@contextmanager
+def in_a_thread(work: Any) -> Iterator[None]:
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_rounds_of_one_thread_and_steps_of_another_lose_no_sample() -> None:
+    peer, ended, taken = Peer(local_run()), threading.Event(), 0
+
+    def rounds() -> None:
+        nonlocal taken
+        while not ended.is_set():
+            peer.local.hold(peer.buffer)
+            peer.step()
+            taken += peer.local.release().samples
+
+    with in_a_thread(rounds):
+        for number in range(60):
+            assert peer.micro_batch(number)
+        ended.set()
+    waits = peer.local._waiting.samples
+    assert taken + peer.local.samples + waits == 240
+    assert peer.shared.digest == peer.shared.state().digest()
+
+
+def test_where_bitsandbytes_does_not_run_it_is_fp32_with_the_reason() -> None:
+    make, name, reason = inner_optimizer(torch.device("cpu"))
+    assert make is torch.optim.AdamW and name == "AdamW" and "GPU" in reason
+    make([nn.Parameter(torch.ones(2))], lr=1e-3)

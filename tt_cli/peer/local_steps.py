@@ -1,0 +1,176 @@
+"""Local steps: this peer's own optimizer steps between two global ones, and how far they have come.
+
+Notable:
+- theta is the shared state, theta_i the parameters on this peer's device. A round averages theta - theta_i of all
+  members, by samples (pseudo-gradients, DiLoCo, arXiv:2311.08105), where it would average gradients;
+- only the thread that trains changes theta_i, and not while a round has its pseudo-gradient: the micro-batch in hand
+  is kept for the first inner step after it;
+- what no round has taken stays: a peer that comes to another theta goes on from there less its own pseudo-gradient;
+- inner moments are private. They begin with the process, with a warm-up, and are in no backup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tt_cli.errors import first_line
+from tt_cli.optim.schedule import learning_rate
+from tt_cli.peer.trained_state import TrainedState
+from tt_cli.run import RunConfig
+from tt_cli.run.sections import LocalPart
+from tt_cli.supervisor.events import Choice, Emit
+from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.shared_state import LockedState
+
+
+class LocalSteps(Accumulator):
+    """An `Accumulator` that steps with the gradients it gets, and gives the rounds what all steps came to.
+
+    model: its parameters are theta_i; it may move to a device before the first `renew`. shared: theta. new, held:
+    figures of the samples whose inner steps are made.
+    """
+
+    def __init__(self, run: RunConfig, model: nn.Module, shared: TrainedState, emit: Emit):
+        assert isinstance(run.optimizer, LocalPart)
+        self._parameters = dict(model.named_parameters())
+        super().__init__(list(self._parameters))
+        self._run, self._model, self._shared, self._emit = run, model, shared, emit
+        self._settings = run.optimizer
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._made = 0  # with these moments
+        self._steps = 0  # since the last global one
+        self._waiting = FigureSums()  # of gradients of the next inner step
+        self._base = ""  # the digest of the theta from which theta_i began; "" where it is to begin anew
+        self._holding = False
+        self._kept: GradientBuffer | None = None  # the pseudo-gradient that no round has taken, as of the last `hold`
+
+    @property
+    def inner_steps(self) -> int:
+        """Steps that this peer has made since the last global one."""
+        return self._steps
+
+    @property
+    def ready(self) -> bool:
+        """False while a round has the pseudo-gradient, or the others' state is taken over."""
+        return not self._holding
+
+    def renew(self, state: LockedState) -> None:
+        """Give theta_i the newest theta, less what no round has taken. The training thread, before each micro-batch."""
+        with self._lock:
+            if self._holding or not (state.fresh or self._behind):
+                return
+            with state.use():
+                self._shared.copy_into(self._model)
+                if not self._behind:  # these parameters are in doubt, and so is all that came of them
+                    self.new, self._waiting, self._optimizer = FigureSums(), FigureSums(), None
+                    self._clear()
+                elif self._kept is not None:
+                    for name, way in DecodedGradients(self._kept).items():
+                        parameter = self._parameters[name].detach()
+                        parameter.sub_(way.to(parameter.device))
+                self._base, self._kept = self._shared.digest, None
+
+    @property
+    def _behind(self) -> bool:
+        return self._base != self._shared.digest
+
+    def _count(self, figures: FigureSums) -> None:
+        self._waiting.merge(figures)
+        if self._waiting.samples >= self._settings.inner_batch and not (self._holding or self._behind):
+            self._step()
+
+    def _step(self) -> None:
+        """One inner step with the mean of what waits."""
+        if self._optimizer is None:
+            self._optimizer, self._made = self._new_optimizer(), 0
+        warm = min(1.0, (self._made + 1) / max(1, self._settings.warmup_steps))
+        for group in self._optimizer.param_groups:
+            group["lr"] = warm * learning_rate(self._run.schedule, self._shared.epoch)
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._sums[name].div_(self._waiting.samples)
+        nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._clear()
+        self.new.merge(self._waiting)
+        self._waiting = FigureSums()
+        self._made, self._steps = self._made + 1, self._steps + 1
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        settings, named = self._settings, self._parameters.items()
+        groups = [
+            {"params": [p for name, p in named if name.endswith("bias") == bias], "weight_decay": decay}
+            for bias, decay in ((False, settings.weight_decay), (True, 0.0))
+        ]
+        make, value, reason = inner_optimizer(next(iter(self._parameters.values())).device)
+        self._emit(Choice("inner optimizer", value, reason))
+        return make(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps)
+
+    # ------------------------------------------------------------------ for the rounds
+
+    def hold(self, local: GradientBuffer) -> None:
+        """Write the pseudo-gradient into `local`; no inner step is made until it is released or given back.
+
+        Raises ValueError where it is not finite: it is dropped then, theta_i begins anew, and `local` holds zeros.
+        """
+        with self._lock:
+            self._holding, self.held, self.new = True, self.new, FigureSums()
+            if self._kept is not None and self._behind:
+                return  # it lies in `local` as it was held before the state changed
+            try:
+                self._encode(local)
+            except ValueError:
+                self.held, self._base = FigureSums(), ""
+                self._encode(local)
+                raise
+            finally:
+                self._kept = local if self.held.samples else None
+
+    set_aside = hold
+
+    def _encode(self, local: GradientBuffer) -> None:
+        for name, theta in self._shared.state().parameters.items():
+            own = theta if self._behind else self._parameters[name].detach().to("cpu", torch.float32)
+            local.encode(name, theta - own)
+
+    def give_back(self, local: GradientBuffer) -> None:
+        """No round has taken what was held: it counts for the next one."""
+        with self._lock:
+            self.new.merge(self.held)
+            self.held, self._holding = FigureSums(), False
+
+    def release(self) -> FigureSums:
+        """What was held has entered a step. Returns its figures."""
+        with self._lock:
+            self._kept = None
+            self._holding, self._steps = False, 0
+            released, self.held = self.held, FigureSums()
+            return released
+
+    def forget(self) -> None:
+        """Drop all: it belongs to a state that is given up. Until `give_back` no inner step is made."""
+        super().forget()
+        with self._lock:
+            self._waiting, self._kept, self._base = FigureSums(), None, ""
+            self._holding, self._steps = True, 0
+
+
+def inner_optimizer(device: torch.device) -> tuple[Callable[..., torch.optim.Optimizer], str, str]:
+    """AdamW with moments in 8 bits where a step of it works on `device`, else in fp32; its name and the reason."""
+    if device.type != "cuda":
+        return torch.optim.AdamW, "AdamW", "bitsandbytes' 8-bit AdamW is for GPUs of CUDA and ROCm"
+    try:
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        trial = nn.Parameter(torch.ones(2**14, device=device))
+        trial.grad = torch.ones_like(trial)
+        AdamW8bit([trial]).step()
+        torch.accelerator.synchronize(device)
+    except Exception as error:  # whatever a library built for another driver raises
+        return torch.optim.AdamW, "AdamW", f"8-bit AdamW does not run here: {first_line(error)}"
+    return AdamW8bit, "8-bit AdamW", "a step of bitsandbytes' works on this device"
