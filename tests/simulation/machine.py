@@ -119,8 +119,8 @@ class WaitingAccumulator(Accumulator):
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round has
-    its gradient. line: its own; without, it is measured where lines are limited. stops: see `Process`. skew: see
+    pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
+    has its gradient. line: its own; without, it is measured where lines are limited. stops: see `Process`. skew: see
     `VirtualClock`.
     """
 
