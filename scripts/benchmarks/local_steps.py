@@ -51,7 +51,7 @@ SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
-PEAK_LR = 4e-3  # of inner steps
+PEAK_LR = 8e-3  # of inner steps
 
 
 def local_run(seed: int, inner_steps: int, samples: int, optimizer: dict[str, Any], peak_lr: float) -> RunConfig:
