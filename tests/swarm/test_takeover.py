@@ -30,7 +30,7 @@ class NobodyGives:
 
     def drop_fetch(self) -> None: ...
 
-    def take_state(self, *asked: object) -> None:
+    def take_state(self, *asked: object, **more: object) -> None:
         raise NoState("no peer handed over a state that can be used (a: it did not answer)")
 
 
@@ -118,7 +118,7 @@ def test_progress_is_told_with_the_rate_of_the_last_seconds() -> None:
 class FalselyGiven(NobodyGives):
     """Who alone holds a state hands over another one."""
 
-    def take_state(self, *asked: object) -> None:
+    def take_state(self, *asked: object, **more: object) -> None:
         raise NoState("no peer handed over a state that can be used (liar: its chunk is wrong)", refused=["liar"])
 
 

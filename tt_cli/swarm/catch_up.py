@@ -50,13 +50,15 @@ class CatchUp:
         self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
 
     def attainable(self, view: SwarmState) -> SwarmState:
-        """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever.
+        """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
+        false = self._false_among(view)
+        return SwarmState.of(record for record in view.records if record.peer_id not in false) if false else view
 
-        Where they are half of the trainers it is rather this peer that is wrong.
-        """
+    def _false_among(self, view: SwarmState) -> frozenset[str]:
+        """Those who handed over a false state. Where they are half of all it is rather this peer that is wrong."""
         since = self._averager.clock.monotonic() - FALSE_SECONDS
-        others = [record for record in view.records if self._false.get(record.peer_id, -math.inf) < since]
-        return SwarmState.of(others) if len(view.records) > len(others) > len(view.records) / 2 else view
+        false = frozenset(r.peer_id for r in view.records if self._false.get(r.peer_id, -math.inf) >= since)
+        return false if 2 * len(false) < len(view.records) else frozenset()
 
     def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
@@ -113,7 +115,8 @@ class CatchUp:
         try:
             progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
             with StepReplay(self._averager, self._look, self._peer_id) as replay:
-                taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
+                without = self._false_among(self._look())
+                taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress, without=without)
                 with taken.chunks:
                     if not wanted(taken.tree):
                         return False

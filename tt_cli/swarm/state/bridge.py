@@ -79,17 +79,25 @@ class StateBridge:
         super().start()  # type: ignore[misc]
 
     def take_state(
-        self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
+        self,
+        own: Tree | None,
+        timeout: float,
+        on_progress: OnProgress | None = None,
+        *,
+        at_once: int = STREAMS,
+        without: frozenset[str] = frozenset(),
     ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
         timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
-        most, each of which makes a copy of its state. Raises NoState. May be called by one thread at a time.
+        most, each of which makes a copy of its state. without: peer ids whose word and state do not count. Raises
+        NoState. May be called by one thread at a time.
         """
         buffer, future = StateBuffer.new(), self.future_type()
         number = self._passage.send(buffer)
         self._progress.zero_()
-        self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))
+        manifest = b"" if own is None else own.manifest()
+        self._outer_pipe.send(("_take_state", [number, manifest, future, at_once, without], {}))
         try:
             manifest, indexes, *outcome = self._await(future, timeout, on_progress)
             tree = self._read_tree(manifest)
@@ -158,7 +166,9 @@ class StateBridge:
         offered = self.serializer.loads(metadata)
         return (offered["manifest"], self._passage.receive(offered["number"])) if offered else None
 
-    async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
+    async def _take_state(
+        self, number: int, own: bytes, future: MPFuture, at_once: int, without: frozenset[str]
+    ) -> None:
         self._taking = asyncio.current_task()
         received_before, complete = 0, False
 
@@ -169,7 +179,8 @@ class StateBridge:
             self._progress.copy_(torch.tensor([received, total, taker.count("giving")]))
 
         def records() -> list[PeerRecord]:
-            return read_records(self._dht_of_run, self._run, self.clock.dht_time())
+            read = read_records(self._dht_of_run, self._run, self.clock.dht_time())
+            return [record for record in read if record.peer_id not in without]
 
         try:
             taker = StateClient(

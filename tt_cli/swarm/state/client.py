@@ -260,7 +260,7 @@ class StateClient:
                 if donor := self._next_donor(loop_time() - max(self._news, started)):
                     self._tried[donor], self._phases[donor] = math.inf, "asked"
                     running.add(asyncio.create_task(self._try(donor), name=donor))
-                elif running:
+                elif running and not self._waits_in_vain():
                     done, running = await asyncio.wait(
                         running, timeout=LOOK_AGAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
@@ -280,6 +280,10 @@ class StateClient:
         if len(self._phases) - passing < self._donors_wanted(quiet) and (untried := self._untried(donors)):
             return untried[0]
         return next(iter(self._untried(others)), "") if passing < PASSING else ""
+
+    def _waits_in_vain(self) -> bool:
+        """True where nothing came for long, though all answer: others who take the state may wait for this one."""
+        return {*self._phases.values()} == {"giving"} and loop_time() > self._news + 1.5 * self._wanted.timeout
 
     def _untried(self, donors: Iterable[str]) -> list[str]:
         """Those to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
