@@ -1,6 +1,6 @@
 """Catch-up: a peer that is behind, or that differs, comes to hold what the others hold.
 
-Who is one step behind asks for the average that the others stepped with: a byte for each parameter instead of six.
+Who is a step or two behind asks for the averages that the others stepped with: a byte for each parameter, not six.
 Everybody else takes over the state, of which only the chunks travel whose hashes differ, and makes the steps that the
 others make meanwhile. An auxiliary peer follows in the same two ways (`auxiliary/state_follower.py`). Both end in a
 state whose digest most of the foremost members signed; so must a checkpoint on the Hub, unless this is the first peer
@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
+from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
@@ -70,7 +71,7 @@ class CatchUp:
     def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
         # who held another state before has no average for this one
-        if self._state.epoch > 0 and view.epoch == self._state.epoch + 1:
+        if self._state.epoch > 0 and 0 < view.epoch - self._state.epoch <= KEPT_AVERAGES:
             show("syncing", f"taking over the average of step {view.epoch}")
             if self.make_steps(view):
                 return True
@@ -100,9 +101,9 @@ class CatchUp:
         return bool(view.donors()) and self.take_state(of_this_era)
 
     def make_steps(self, view: SwarmState, timeout: float = AVERAGE_SECONDS) -> bool:
-        """Step with the averages with which the others came from this state to the view's. False: the state is another.
+        """Make the steps that the others made from this state to the view's, with their averages.
 
-        timeout: seconds for each of them.
+        False where one of those is not to be had, or they lead elsewhere. timeout: seconds for each.
         """
         started, before, giver = self._averager.clock.monotonic(), int(self._averager.traffic[1]), ""
         while self._state.epoch < view.epoch:
