@@ -155,7 +155,7 @@ def test_each_step_is_made_with_its_average_and_checkpoints_are_those_of_the_swa
     saved = [load(event.path) for event in aux.told if isinstance(event, Saved)]  # type: ignore[arg-type]
     assert saved[-1].digest() == aux.swarm.digest
     state, four = f"a state ({aux.keeper.nbytes / 1e3:.0f} kB)", f"the averages of 4 steps ({4 * average / 1e3:.0f} kB)"
-    assert aux.lines == [f"takes {four} in place of {state}"]
+    assert aux.lines == [f"takes {four} in place of {state}, while members keep them"]
 
 
 def test_of_two_steps_that_it_sees_at_once_both_averages_are_there_still(aux: Aux) -> None:

@@ -103,11 +103,10 @@ class StateFollower:
         if self._since is not None:
             steps, before = self._keeper.epoch - self._since, self._by_averages
             self._by_averages = self._cheaper(steps)
-            ways = [
-                f"the averages of {plural(steps, 'step')} ({byte_count(steps * self._average_bytes)})",
-                f"a state ({byte_count(self._keeper.nbytes)})",
-            ]
-            if self._by_averages != before:
-                chosen, other = ways if self._by_averages else reversed(ways)
-                self._emit(Log(f"takes {chosen} in place of {other}"))
+            averages = f"the averages of {plural(steps, 'step')} ({byte_count(steps * self._average_bytes)})"
+            state = f"a state ({byte_count(self._keeper.nbytes)})"
+            if self._by_averages and not before:
+                self._emit(Log(f"takes {averages} in place of {state}, while members keep them"))
+            elif before is not self._by_averages:
+                self._emit(Log(f"takes {state} in place of {averages}"))
         self._since, self._made = self._keeper.epoch, 0
