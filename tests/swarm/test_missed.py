@@ -11,14 +11,17 @@ from peer.states import gradients, small_run, trained
 from swarm.made import record
 
 from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Event, Synchronised
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
+from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState, state_key
+from tt_cli.swarm.state.bridge import NoState
 from tt_cli.swarm.step_replay import StepReplay
 
 CODEC = codec_of(load_run("emoji"))
@@ -39,10 +42,14 @@ class Others:
         self._news = threading.Condition()
         self._seen = (0, "")
         self.asked: list[str] = []
-        self.clock = Clock()
+        self.clock, self.traffic = Clock(), [0, 0]
 
     def step(self) -> None:
         """Make one, and wait until this peer has looked."""
+        self.make_step()
+        self.wait_until_seen()
+
+    def make_step(self) -> None:
         epoch, before = self.state.epoch, state_key(self.state.epoch, self.state.digest)
         average = GradientBuffer(self.layout, CODEC)
         for name, gradient in gradients(self._trained, epoch).items():
@@ -54,7 +61,6 @@ class Others:
         if epoch not in self.lost:
             self._averages[before] = given.dump()  # before anybody sees the step
         self.state.step(DecodedGradients(average))
-        self.wait_until_seen()
 
     def wait_until_seen(self) -> None:
         here = self.state.position
@@ -75,6 +81,9 @@ class Others:
         return donors[0]
 
     def drop_fetch(self) -> None: ...
+
+    def take_state(self, *asked: object, **more: object) -> None:
+        raise NoState("none of 0 peers can hand over a state", asked=False)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +118,24 @@ def test_steps_made_meanwhile_are_made_here_too(before: int, after: int, run: Ru
     assert mine.position == others.state.position
 
 
+@pytest.mark.parametrize(("behind", "lost", "asked"), [(1, [], 1), (2, [], 2), (2, [1], 1), (2, [2], 2), (3, [], 0)])
+def test_who_is_a_step_or_two_behind_makes_them_with_what_members_keep(
+    behind: int, lost: list[int], asked: int
+) -> None:
+    others, mine, said = Others(lost), LockedState(trained(run=small_run())), list[Event]()
+    averager: Any = others
+    others.make_step()
+    averager.fetch_average(["a"], mine.key, 1.0)
+    mine.step(DecodedGradients(others.store.buffer))
+    del others.asked[:]
+    for _ in range(behind):
+        others.make_step()
+    arrived = CatchUp("me", averager, mine, said.append, look=others.view).catch_up(others.view(), lambda *words: None)
+    assert (arrived, len(others.asked)) == (behind <= 2 and not lost, asked)
+    assert (mine.position == others.state.position) == arrived
+    assert any(isinstance(event, Synchronised) for event in said) == arrived
+
+
 def test_a_step_whose_average_is_gone_ends_it() -> None:
     others = Others(lost=[2])
     mine, made = replayed(others, 0, 4)
@@ -116,10 +143,8 @@ def test_a_step_whose_average_is_gone_ends_it() -> None:
 
 
 def test_an_average_that_leads_elsewhere_ends_it() -> None:
-    others = Others(wrong=[1])
-    mine, made = replayed(others, 0, 3)
-    assert (made, mine.epoch) == (1, 2)
-    assert mine.digest != trained(steps=2).digest
+    with pytest.raises(ValueError, match="does not lead to the others' step 2"):
+        replayed(Others(wrong=[1]), 0, 3)
 
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ from tt_cli import __version__
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
 from tt_cli.auxiliary.parts import remove_quietly, run_of
 from tt_cli.auxiliary.recorder import RunRecorder
+from tt_cli.auxiliary.state_follower import StateFollower
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.peer.health.lifelines import Lifelines
-from tt_cli.peer.swarm_peer import PeerOptions
+from tt_cli.peer.swarm_peer import PeerOptions, prepare_arithmetic
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.reporter import Orders
@@ -45,6 +46,7 @@ StartDHT = Callable[..., DHT]  # as `dht_node.start_dht`
 def main(options: dict[str, Any], emit: Emit, orders: Orders, start_dht: StartDHT = dht_node.start_dht) -> None:
     """Serve until it is asked to leave."""
     run, database = run_of(options)
+    prepare_arithmetic(run, emit)
     with ExitStack() as closing:
         coordinator = Coordinator(run, PeerOptions(**options), database, emit, closing, start_dht)
         while not orders.leave.wait(LOOK_SECONDS):
@@ -70,11 +72,12 @@ class Coordinator:
         closing.callback(dht_node.stop_dht, dht)
         closing.enter_context(dht_node.daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
-        self._averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
+        self._averager = Averager(run, dht, identity.key, keeper.shapes(), source=hand_over, read_tree=read_tree)
         closing.callback(self._averager.end)
         self._directory = PeerDirectory(run, dht, identity)
         closing.callback(self._directory.stop)
         self._directory.expect(AUX_LOOK_SECONDS)
+        self._follower = StateFollower(run, self._peer_id, keeper, self._averager, lambda: self._directory.view, emit)
         addresses = dht_node.addresses_of(dht)
         closing.callback(remove_quietly, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
@@ -88,7 +91,7 @@ class Coordinator:
         # When the snapshot, the history and the database's snapshot were due last.
         self._told_at = self._remembered_at = self._written_at = -float("inf")
         self._leader = self._failed = ""
-        self._fetching: threading.Thread | None = None
+        self._following: threading.Thread | None = None
         self._phase = phase_of(())
         self._directory.start()
         self._recorder.put("model", task_of(run).sizes())
@@ -96,8 +99,10 @@ class Coordinator:
         emit(Phase(*self._phase))
 
     def look(self) -> None:
-        """Record, fetch and tell what is due."""
-        busy = self._fetching is not None and self._fetching.is_alive()
+        """Record, follow and tell what is due. Raises what broke the state."""
+        if self._follower.broken is not None:
+            raise self._follower.broken
+        busy = self._following is not None and self._following.is_alive()
         if (order := self._orders.due) and not busy:
             self._go_back(order)
         swarm = self._directory.view
@@ -105,9 +110,9 @@ class Coordinator:
         self._publish()
         self._recorder.record(swarm)
         of_now = all(record.era == self._orders.era for record in swarm.records)  # an order may be newer than the view
-        if not busy and of_now and self._keeper.wants(swarm):  # it may take minutes
-            self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
-            self._fetching.start()
+        if not busy and of_now and self._follower.wants(swarm):  # it may take minutes
+            self._following = threading.Thread(target=self._follower.follow, args=(swarm,), daemon=True)
+            self._following.start()
         self._tell(swarm)
 
     def _look_for_leader(self, swarm: SwarmState) -> None:
@@ -133,9 +138,11 @@ class Coordinator:
     def _leave(self, order: RollBack) -> None:
         """What came after the step of an order is no part of the run any more."""
         self._keeper.go_back(order)
+        self._follower.begin_anew()
         self._recorder.go_back(order.step, order.order)
 
     def _publish(self) -> None:
+        epoch, digest = self._keeper.position
         self._directory.publish(
             PeerRecord(
                 peer_id=self._peer_id,
@@ -143,8 +150,8 @@ class Coordinator:
                 user=self._user,
                 version=__version__,
                 client_mode=False,
-                epoch=self._keeper.epoch,
-                digest=self._keeper.digest,
+                epoch=epoch,
+                digest=digest,
                 samples=0,
                 samples_per_second=0.0,
                 total_samples=0,

@@ -1,9 +1,10 @@
 """Catch-up: a peer that is behind, or that differs, comes to hold what the others hold.
 
-Who is one step behind asks for the average that the others stepped with: a byte for each parameter instead of six.
+Who is a step or two behind asks for the averages that the others stepped with: a byte for each parameter, not six.
 Everybody else takes over the state, of which only the chunks travel whose hashes differ, and makes the steps that the
-others make meanwhile. Both end in a state whose digest most of the foremost members signed; so must a checkpoint on the
-Hub, unless this is the first peer of a swarm, who begins with it.
+others make meanwhile. An auxiliary peer follows in the same two ways (`auxiliary/state_follower.py`). Both end in a
+state whose digest most of the foremost members signed; so must a checkpoint on the Hub, unless this is the first peer
+of a swarm, who begins with it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
+from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
@@ -22,6 +25,7 @@ from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree
 from tt_cli.swarm.state.bridge import Chunks, NoState
+from tt_cli.swarm.state.client import STREAMS
 from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
@@ -31,7 +35,10 @@ HUB_SECONDS = 120.0  # between two looks at what the run publishes
 
 
 class CatchUp:
-    """Brings `state` to what the others hold. look: the newest view of the swarm. ways_back: see `OrganiserOrders`."""
+    """Brings `state` to what the others hold. look: the newest view of the swarm. ways_back: see `OrganiserOrders`.
+
+    at_once: donors of a state at most.
+    """
 
     def __init__(
         self,
@@ -42,8 +49,9 @@ class CatchUp:
         published: StateLoader | None = None,
         look: Callable[[], SwarmState] = lambda: SwarmState.of(()),
         ways_back: Callable[[RollBack], Iterable[StateLoader]] = lambda order: (),
+        at_once: int = STREAMS,
     ):
-        self._look, self._ways_back = look, ways_back
+        self._look, self._ways_back, self._at_once = look, ways_back, at_once
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
         self._published, self._looked = published, -math.inf
         self._false = dict[str, float]()  # who handed over what had to be refused, and nobody else had it → when
@@ -63,12 +71,12 @@ class CatchUp:
     def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
         # who held another state before has no average for this one
-        if self._state.epoch > 0 and view.epoch == self._state.epoch + 1:
+        if self._state.epoch > 0 and 0 < view.epoch - self._state.epoch <= KEPT_AVERAGES:
             show("syncing", f"taking over the average of step {view.epoch}")
-            if self._repeat_step(view):
+            if self.make_steps(view):
                 return True
         show("syncing", f"taking over step {view.epoch}")
-        return self._take_state() or self._take_published(
+        return self.take_state() or self._take_published(
             lambda step, digest: (step, digest) == (view.epoch, view.digest)
         )
 
@@ -90,39 +98,55 @@ class CatchUp:
             digests = {record.digest for record in (*view.records, *self._look().records)}
             return tree.digest in digests | {order.digest}
 
-        return bool(view.donors()) and self._take_state(of_this_era)
+        return bool(view.donors()) and self.take_state(of_this_era)
 
-    def _repeat_step(self, view: SwarmState) -> bool:
-        started, before = self._averager.clock.monotonic(), int(self._averager.traffic[1])
-        donors = [donor for donor in view.donors() if donor != self._peer_id]
-        donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
-        if donor is None:
-            return False
-        try:
-            self._state.step(DecodedGradients(self._averager.store.buffer))
-        except RolledBack as error:
-            self._emit(Trouble("state", str(error), "taking over the others' state"))
-            return False
+    def make_steps(self, view: SwarmState, timeout: float = AVERAGE_SECONDS) -> bool:
+        """Make the steps that the others made from this state to the view's, with their averages.
+
+        False where one of those is not to be had, or they lead elsewhere. timeout: seconds for each.
+        """
+        started, before, giver = self._averager.clock.monotonic(), int(self._averager.traffic[1]), ""
+        while self._state.epoch < view.epoch:
+            if not (giver := self._averager.fetch_average(self._givers(view), self._state.key, timeout) or ""):
+                return False
+            try:
+                self._state.step(DecodedGradients(self._averager.store.buffer))
+            except RolledBack as error:
+                self._emit(Trouble("state", str(error), "taking over the others' state"))
+                return False
         if self._state.position != (view.epoch, view.digest):
-            self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
+            self._emit(Log(f"{giver} sent an average that does not lead to the others' state", "warning"))
             return False
-        self._arrived(donor, started, int(self._averager.traffic[1]) - before)
+        self._arrived(giver, started, int(self._averager.traffic[1]) - before)
         return True
 
-    def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
+    def _givers(self, view: SwarmState) -> list[str]:
+        """Those who may have averages that led to the view's state, each first in its turn; assistants before all."""
+        made_it = {record.peer_id: record.role for record in view.records if record.averages}
+        givers = [donor for donor in view.donors() if donor in made_it and donor != self._peer_id]
+        turn = view.epoch % max(1, len(givers))
+        return sorted(givers[turn:] + givers[:turn], key=lambda giver: made_it[giver] != "assistant")
+
+    def take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True, *, replays: bool = True) -> bool:
+        """Take the others' state, if it is wanted. replays: make the steps, too, that they make meanwhile."""
         started = self._averager.clock.monotonic()
         self.ask_anew.clear()
         try:
             progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
-            with StepReplay(self._averager, self._look, self._peer_id) as replay:
-                without = self._false_among(self._look())
-                taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress, without=without)
+            with StepReplay(self._averager, self._look, self._peer_id) if replays else nullcontext() as replay:
+                taken = self._averager.take_state(
+                    self._state.tree(),
+                    STATE_SECONDS,
+                    progress,
+                    at_once=self._at_once,
+                    without=self._false_among(self._look()),
+                )
                 with taken.chunks:
                     if not wanted(taken.tree):
                         return False
                     self._state.patch(taken.tree, taken.chunks)
                     chunks, names = len(taken.chunks), taken.names()
-                if made := replay.replay(self._state):
+                if replay is not None and (made := replay.replay(self._state)):
                     self._emit(Log(f"made {made} steps here that the others made meanwhile"))
             self._arrived(taken.donors[0], started, taken.received, chunks, names)
         except (NoState, ValueError) as error:

@@ -59,7 +59,7 @@ class StepReplay:
     def replay(self, state: LockedState) -> int:
         """Make the steps from `state` whose averages are here or on their way. Returns how many.
 
-        It ends where an average is missing, or leads to another state than the one that members signed.
+        It ends where an average is missing. Raises ValueError where one leads to another state than members signed.
         """
         store, made = self._averager.store, 0
         buffer = GradientBuffer(store.layout, store.codec)
@@ -74,7 +74,7 @@ class StepReplay:
                 logger.info(f"a missed step could not be made: {error}")
                 break
             if state.position != leads_to:
-                break
+                raise ValueError(f"an average that does not lead to the others' step {leads_to[0]}")
             made += 1
         return made
 

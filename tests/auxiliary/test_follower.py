@@ -1,0 +1,280 @@
+"""How an auxiliary peer follows the run: by averages or by states, whichever is fewer bytes; and what it believes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from peer.states import gradients, small_run
+from swarm.made import SteppedClock, record
+
+from tt_cli.auxiliary import state_follower as room
+from tt_cli.auxiliary.state_follower import StateFollower
+from tt_cli.auxiliary.state_keeper import StateKeeper
+from tt_cli.checkpoint.checkpoint_files import load
+from tt_cli.peer.trained_state import TrainedState
+from tt_cli.supervisor.events import Event, Log, Saved, Synchronised, Trouble
+from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, AverageBuffer
+from tt_cli.swarm.allreduce.messages import RoundRules
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.shared_state import state_key
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
+from tt_cli.task import task_of
+
+RUN = small_run(**{"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
+
+
+class Swarm:
+    """Members who step on demand and keep the averages of their last steps; and the aux peer's averager.
+
+    bytes_a_second: of each. silent: they give no averages. wrong: they give others than those with which they stepped.
+    nobody: they give no states.
+    """
+
+    def __init__(self) -> None:
+        self._theirs, self.clock = TrainedState(RUN, task_of(RUN).new_model(), None), SteppedClock()
+        rules = RoundRules.of(RUN, self._theirs.shapes())
+        self.store, self._average = (AverageBuffer(rules.layout, rules.codec) for _ in range(2))
+        self.traffic = torch.zeros(2, dtype=torch.int64)
+        self._kept: dict[str, bytes] = {}
+        self.bytes_a_second = math.inf
+        self.asked: list[str] = []
+        self.silent = self.wrong = self.nobody = False
+
+    @property
+    def digest(self) -> str:
+        return self._theirs.digest
+
+    def view(self) -> SwarmState:
+        return SwarmState.of([record(name, epoch=self._theirs.epoch, digest=self.digest) for name in ("anna", "ben")])
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            before = state_key(self._theirs.epoch, self.digest)
+            for name, gradient in gradients(self._theirs, self._theirs.epoch).items():
+                self._average.buffer.encode(name, gradient)
+            self._kept[before] = self._average.buffer.dump()
+            self._theirs.step(DecodedGradients(self._average.buffer))
+
+    def fetch_average(self, donors: list[str], key: str, timeout: float) -> str | None:
+        if self.silent or key not in list(self._kept)[-KEPT_AVERAGES:]:
+            return None
+        self.asked.append(donors[0])
+        self.store.buffer.load(self._kept[key])
+        if self.wrong:
+            name, shape = next(iter(self._theirs.shapes().items()))
+            self.store.buffer.encode(name, torch.ones(shape))
+        self._take(self.store.buffer.nbytes)
+        return donors[0]
+
+    def _take(self, count: int) -> None:
+        self.traffic[1] += count
+        self.clock.now += count / self.bytes_a_second
+
+    def drop_fetch(self) -> None: ...
+
+    def take_state(self, own: Any, timeout: float, *_: object, at_once: int, without: object) -> ReceivedState:
+        assert at_once == 1, "every donor makes a copy of its state"
+        if self.nobody:
+            raise NoState("none of 0 peers can hand over a state", asked=False)
+        buffer = StateBuffer.new()
+        tree = self._theirs.write_into(buffer.write)
+        chunks = Chunks(tree, tree.differing(own), buffer)
+        received = sum(map(len, chunks.values()))
+        self._take(received)
+        return ReceivedState(tree, chunks, ("anna",), received=received)
+
+
+@dataclass
+class Aux:
+    """An auxiliary peer over that swarm. averages: whether it may follow by them."""
+
+    swarm: Swarm = field(default_factory=Swarm)
+    averages: bool = True
+    told: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        averager: Any = self.swarm
+        self.keeper = StateKeeper(RUN, self.told.append)
+        self.swarm.silent = not self.averages
+        self.follower = StateFollower(RUN, "me", self.keeper, averager, self.swarm.view, self.told.append)
+
+    def look(self, seconds: float = 1.0) -> None:
+        """As the coordinator does."""
+        self.swarm.clock.now += seconds
+        if self.follower.wants(view := self.swarm.view()):
+            self.follower.follow(view)
+
+    @property
+    def lines(self) -> list[str]:
+        return [event.message for event in self.told if isinstance(event, Log)]
+
+    @property
+    def current(self) -> bool:
+        return self.keeper.position == (self.swarm.view().epoch, self.swarm.digest)
+
+    @property
+    def period(self) -> float:
+        return max(room.MIN_SECONDS, self.keeper.nbytes / room.BYTES_A_SECOND)
+
+
+@pytest.fixture
+def aux() -> Aux:
+    """It holds the state of step 3."""
+    aux = Aux()
+    aux.swarm.step(3)
+    aux.look()
+    assert aux.current
+    return aux
+
+
+def test_it_wants_what_is_new_and_not_what_is_older(aux: Aux) -> None:
+    aux.swarm.clock.now += aux.period
+    wants = aux.follower.wants
+    assert not wants(SwarmState.of([]))
+    assert not wants(SwarmState.of([record(epoch=3, digest=aux.keeper.digest)]))
+    assert not wants(SwarmState.of([record(epoch=2, digest="aa")]))
+    assert wants(SwarmState.of([record(epoch=3, digest="aa")])) and wants(SwarmState.of([record(epoch=9)]))
+
+
+def test_each_step_is_made_with_its_average_and_checkpoints_are_those_of_the_swarm(aux: Aux) -> None:
+    started, average = int(aux.swarm.traffic[1]), aux.swarm.store.buffer.nbytes
+    for _ in range(4):
+        aux.swarm.step()
+        aux.look(0.3 * aux.period)
+        assert aux.current
+    assert aux.swarm.traffic[1] - started == 4 * average
+    assert [type(event) for event in aux.told if not isinstance(event, Log)] == [
+        Synchronised, Saved, Synchronised, Synchronised, Synchronised, Synchronised, Saved,
+    ]  # fmt: skip
+    saved = [load(event.path) for event in aux.told if isinstance(event, Saved)]  # type: ignore[arg-type]
+    assert saved[-1].digest() == aux.swarm.digest
+    state, four = f"a state ({aux.keeper.nbytes / 1e3:.0f} kB)", f"the averages of 4 steps ({4 * average / 1e3:.0f} kB)"
+    assert aux.lines == [f"takes {four} in place of {state}, while members keep them"]
+
+
+def test_of_two_steps_that_it_sees_at_once_both_averages_are_there_still(aux: Aux) -> None:
+    aux.swarm.step(2)
+    aux.look()
+    assert aux.current and len(aux.swarm.asked) == 2
+    aux.swarm.step(3)
+    aux.look()
+    assert not aux.current, "the first of three is kept no longer: a state, when the next checkpoint is due"
+    aux.look(aux.period)
+    assert aux.current and len(aux.swarm.asked) == 2
+
+
+def bytes_taken(aux: Aux, steps: int, seconds: float) -> int:
+    """What it takes while the swarm makes so many steps, one every so many seconds."""
+    before = int(aux.swarm.traffic[1])
+    for _ in range(steps):
+        aux.swarm.step()
+        aux.look(seconds)
+    return int(aux.swarm.traffic[1]) - before
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("steps_a_state", [2, 8])
+def test_it_takes_what_is_fewer_bytes(aux: Aux, steps_a_state: int, slow: bool) -> None:
+    """Whatever the steps between two checkpoints: never more than by states alone, once it knows them."""
+    states = Aux(averages=False)
+    period = 2 * aux.period if slow else aux.period
+    for one in (aux, states):
+        one.swarm.bytes_a_second = one.keeper.nbytes / (0.1 * period) if slow else math.inf
+        bytes_taken(one, 2 * steps_a_state + 1, period / steps_a_state)
+    taken, by_states = (bytes_taken(one, 16, period / steps_a_state) for one in (aux, states))
+    average, state = aux.swarm.store.buffer.nbytes, aux.keeper.nbytes
+    assert taken == (16 * average if steps_a_state * average < state else by_states)
+    assert state <= by_states >= taken
+
+
+def test_averages_that_have_cost_as_much_as_a_state_are_followed_by_one(aux: Aux) -> None:
+    average = aux.swarm.store.buffer.nbytes
+    taken = bytes_taken(aux, 20, aux.period / 20.5)
+    assert aux.keeper.nbytes - average <= taken < aux.keeper.nbytes
+    assert not aux.current and not aux.lines
+    aux.swarm.step()
+    aux.look(aux.period)
+    assert aux.current and aux.lines == [
+        f"takes a state ({aux.keeper.nbytes / 1e3:.0f} kB) in place of the averages of 21 steps "
+        f"({21 * average / 1e6:.1f} MB)"
+    ]
+
+
+def test_members_are_asked_in_turns_and_an_assistant_before_all(aux: Aux, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(4):
+        aux.swarm.step()
+        aux.look(0.1)
+    assert sorted(aux.swarm.asked) == ["anna", "anna", "ben", "ben"]
+    usual = aux.swarm.view
+    state = {"epoch": aux.keeper.epoch + 1}
+
+    def with_assistant() -> SwarmState:
+        others = [record(name, digest=aux.swarm.digest, **state, role=name) for name in ("assistant", "aux")]
+        return SwarmState.of([*others, *usual().records])
+
+    monkeypatch.setattr(aux.swarm, "view", with_assistant)
+    aux.swarm.step()
+    aux.look(0.1)
+    assert aux.swarm.asked[4:] == ["assistant"] and aux.current
+
+
+def test_an_average_that_leads_elsewhere_is_not_held_and_a_state_is_taken_when_one_is_due(aux: Aux) -> None:
+    aux.swarm.wrong = True
+    aux.swarm.step()
+    aux.look()
+    assert (aux.keeper.position, aux.keeper.hand_over()) == ((0, ""), None)
+    assert "sent an average that does not lead to the others' state" in aux.lines[-1]
+    aux.swarm.step()
+    aux.look()
+    assert len(aux.swarm.asked) == 1 and aux.keeper.epoch == 0, "it is not led on from there"
+    aux.look(aux.period)
+    assert aux.current
+
+
+def test_a_lost_average_waits_for_the_next_state(aux: Aux) -> None:
+    held, aux.swarm.silent = aux.keeper.position, True
+    aux.swarm.step()
+    aux.look()
+    assert aux.keeper.position == held and aux.keeper.hand_over() is not None
+    aux.swarm.silent = False
+    aux.swarm.step()
+    aux.look(aux.period)
+    assert aux.current
+    aux.swarm.step()
+    aux.look()
+    assert aux.current, "and from there by averages again"
+
+
+def test_nobodys_answer_changes_nothing_and_is_told(aux: Aux) -> None:
+    held, aux.swarm.nobody, aux.swarm.silent = aux.keeper.position, True, True
+    aux.swarm.step()
+    aux.look(aux.period)
+    assert aux.keeper.position == held
+    (trouble,) = [event for event in aux.told if isinstance(event, Trouble)]
+    assert trouble.words == "could not take over the others' state: none of 0 peers can hand over a state"
+    told = len(aux.told)
+    aux.look(0.5 * room.MIN_SECONDS)
+    assert len(aux.told) == told, "not asked again so soon"
+
+
+def test_the_last_state_is_taken_and_written_at_once(aux: Aux) -> None:
+    last = [record(epoch=RUN.schedule.total_steps)]
+    assert not aux.follower.wants(SwarmState.of([record(epoch=6)])) and aux.follower.wants(SwarmState.of(last))
+
+
+def test_what_breaks_the_state_ends_the_process(aux: Aux, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = WorkerBroken("the memory was damaged")
+
+    def step(gradients: object) -> None:
+        raise broken
+
+    monkeypatch.setattr(aux.keeper.state, "step", step)
+    aux.swarm.step()
+    aux.look()
+    assert aux.follower.broken is broken
