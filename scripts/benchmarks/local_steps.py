@@ -20,9 +20,10 @@ Two processes of one thread each.
 
 JSON keys: samples_to_loss_dense and samples_to_loss_sparse (to loss 1.0, over those of `averaging`, mean over the
 seeds), _min and _max; bytes_to_loss_dense and bytes_to_loss_sparse (the same of bytes); final_loss_dense,
-final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole run);
-up_bytes_per_parameter, down_bytes_per_parameter; inner_steps, sparse_inner_steps, sparse_kept; runs and sparse_runs, a
-row a seed; losses of the first seed by samples; with --frontier a row for each number of inner steps.
+final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole
+run); up_bytes_per_parameter, down_bytes_per_parameter, and up_bytes_125m and down_bytes_125m by the same count for the
+paper's model; inner_steps, sparse_inner_steps, sparse_kept; runs and sparse_runs, a row a seed; losses of the first
+seed by samples; with --frontier a row for each number of inner steps.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of, swarm
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
+from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.local_steps import LocalSteps
-from tt_cli.run import RunConfig
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.run import RunConfig, load_run
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 
 QUICK = "one seed and the first samples"
@@ -57,6 +59,9 @@ EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
 SPARSE: dict[str, Any] = {"inner_steps": 5, "optimizer": {"sparse": 256}}
+SPARSE_TENSOR = (
+    1024  # elements from which a tensor is sparse: of a model of 1.3 million a fifth are in smaller ones than 2^16
+)
 MANY, KEPT = 32, 64  # members, and elements of each 4,096
 PEAK_LR = 8e-3  # of inner steps
 
@@ -66,6 +71,8 @@ def local_run(
 ) -> RunConfig:
     """The run with local steps that takes so many samples of its members in all."""
     changes: dict[str, Any] = {"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr}
+    if "sparse" in optimizer:
+        changes["swarm.large_tensor"] = SPARSE_TENSOR
     run = run_of(BATCH, seed).replaced(changes)
     assert run.optimizer.name == "local"
     target = members * inner_steps * run.optimizer.inner_batch
@@ -227,12 +234,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         [compared(mine, theirs, goal) for mine, theirs in zip(arm, plain, strict=True)] for arm in arms
     )
     up, down = many.result()
+    paper = load_run("dalle").replaced(
+        {"optimizer": {"name": "local", "sparse": KEPT}, "swarm.large_tensor": SPARSE_TENSOR}
+    )
+    sizes = DalleConfig.from_run(paper).tensor_sizes
+    up_125m, down_125m = (count / sum(sizes) for count in round_bytes(paper, sizes, MANY))
     figures = {
         **summed_up("dense", rows),
         **summed_up("sparse", sparse_rows),
         "final_loss_averaging": round(statistics.fmean(list(run["losses"].values())[-1] for run in plain), 4),
         "up_bytes_per_parameter": round(up, 4),
         "down_bytes_per_parameter": round(down, 4),
+        "up_bytes_125m": round(up_125m, 4),
+        "down_bytes_125m": round(down_125m, 4),
         "round_bytes": {
             arm: round(run["whole"], 4)
             for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)

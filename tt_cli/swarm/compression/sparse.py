@@ -39,15 +39,18 @@ def encode(tensor: torch.Tensor, kept: int) -> bytes:
 
 
 def in_chunks(tensor: torch.Tensor) -> np.ndarray:
-    """(chunks, CHUNK) fp32, the last one filled up with zeros. Raises ValueError for what has no code."""
+    """An fp32 CPU tensor of any shape as (chunks, CHUNK), the last one filled up with zeros."""
     check_tensor(tensor)
     values = tensor.detach().reshape(-1)
     if missing := -values.numel() % CHUNK:
         values = torch.nn.functional.pad(values, (0, missing))
-    chunks = values.numpy().reshape(-1, CHUNK)
-    if chunks.size and not max(chunks.max(), -chunks.min()) <= LARGEST:
+    return values.numpy().reshape(-1, CHUNK)
+
+
+def check_sizes(largest: np.ndarray) -> None:
+    """Raise ValueError for magnitudes that have no code."""
+    if not (largest <= LARGEST).all():
         raise ValueError("values that are not finite, or beyond 2^126")
-    return chunks
 
 
 def _encoded(chunks: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,13 +70,18 @@ def _encoded(chunks: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest(keys: np.ndarray, kept: int) -> np.ndarray:
-    """The places (chunks, kept) of the largest of each row of whole numbers, rising; of equal ones the first."""
-    bound = np.partition(keys, CHUNK - kept, axis=1)[:, CHUNK - kept, None]
+    """The places (chunks, kept) of the largest magnitudes, of which `keys` are the bits; of equal ones the first."""
+    largest = np.partition(keys, CHUNK - kept, axis=1)[:, CHUNK - kept :]
+    check_sizes(largest.view(np.float32))
+    bound = largest[:, :1]
     chosen = keys >= bound
-    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > kept):
-        equal = np.flatnonzero(keys[row] == bound[row])
-        chosen[row, equal[kept - np.count_nonzero(keys[row] > bound[row]) :]] = False
-    return np.flatnonzero(chosen).reshape(-1, kept) % CHUNK
+    places = np.flatnonzero(chosen)
+    if len(places) > len(keys) * kept:
+        for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > kept):
+            equal = np.flatnonzero(keys[row] == bound[row])
+            chosen[row, equal[kept - np.count_nonzero(keys[row] > bound[row]) :]] = False
+        places = np.flatnonzero(chosen)
+    return places.reshape(-1, kept) % CHUNK
 
 
 def _folded(terms: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tt_cli.swarm.compression.linear8 import SMALLEST, flat
-from tt_cli.swarm.compression.sparse import AT_ONCE, CHUNK, check_scales, chunks_in, in_chunks, widened
+from tt_cli.swarm.compression.sparse import AT_ONCE, CHUNK, check_scales, check_sizes, chunks_in, in_chunks, widened
 
 HEAD_BYTES = 2 + CHUNK // 8  # of a chunk
 MOST_CODES = CHUNK // 2
@@ -35,7 +35,9 @@ def encode(tensor: torch.Tensor) -> bytes:
 def _encoded(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Heads (chunks, HEAD_BYTES) and codes of a few chunks."""
     sizes = np.abs(chunks)
-    bits = (sizes.max(axis=1).view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)  # rounded up, as in linear8
+    largest = sizes.max(axis=1)
+    check_sizes(largest)
+    bits = (largest.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)  # rounded up, as in linear8
     bits[widened(bits) < SMALLEST] = 0
     scales = widened(bits)
     there = (sizes >= (scales * _least(FINE))[:, None]) & (scales > 0)[:, None]
