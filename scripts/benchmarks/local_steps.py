@@ -58,10 +58,8 @@ SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
-SPARSE: dict[str, Any] = {"inner_steps": 5, "optimizer": {"sparse": 256}}
-SPARSE_TENSOR = (
-    1024  # elements from which a tensor is sparse: of a model of 1.3 million a fifth are in smaller ones than 2^16
-)
+SPARSE_STEPS, SPARSE = 5, 256  # inner steps, and elements of each 4,096
+SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: a fifth of the run's are in tensors of less than 2^16
 MANY, KEPT = 32, 64  # members, and elements of each 4,096
 PEAK_LR = 8e-3  # of inner steps
 
@@ -123,7 +121,7 @@ def travelling(buffer: GradientBuffer) -> float:
 def of_many(seed: int) -> tuple[float, float]:
     """Bytes for each parameter that a member sends which reduces nothing, and receives: in the second round of MANY."""
     torch.set_num_threads(1)
-    inner_steps = SPARSE["inner_steps"]
+    inner_steps = SPARSE_STEPS
     run = local_run(seed, inner_steps, SAMPLES, {"sparse": KEPT}, PEAK_LR, MANY)
     training = LocalTraining(run, inner_steps, MANY)
     for _ in zip(range(2), training.steps(), strict=False):
@@ -214,6 +212,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seeds", type=int, help="instead of 3, or of 1 with --quick")
     parser.add_argument("--peak-lr", type=float, default=PEAK_LR, help=f"of inner steps (default {PEAK_LR})")
+    parser.add_argument("--sparse-steps", type=int, default=SPARSE_STEPS, help=f"inner ones (default {SPARSE_STEPS})")
+    parser.add_argument("--kept", type=int, default=SPARSE, help=f"elements of each 4,096 (default {SPARSE})")
     parser.add_argument("--frontier", action="store_true", help=f"also {FRONTIER} inner steps, with the first seed")
 
 
@@ -224,7 +224,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     seeds = range(args.seeds or (1 if args.quick else 3))
     averaging = [{"seed": seed, "samples": samples} for seed in seeds]
     dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
-    sparse = [{**job, **SPARSE, "peak_lr": args.peak_lr} for job in averaging]
+    own = {"inner_steps": args.sparse_steps, "optimizer": {"sparse": args.kept}, "peak_lr": args.peak_lr}
+    sparse = [{**job, **own} for job in averaging]
     frontier = [{**dense[0], "inner_steps": each} for each in FRONTIER if args.frontier]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         many = pool.submit(of_many, 0)
@@ -234,9 +235,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         [compared(mine, theirs, goal) for mine, theirs in zip(arm, plain, strict=True)] for arm in arms
     )
     up, down = many.result()
-    paper = load_run("dalle").replaced(
-        {"optimizer": {"name": "local", "sparse": KEPT}, "swarm.large_tensor": SPARSE_TENSOR}
-    )
+    changes = {"optimizer": {"name": "local", "sparse": KEPT}, "swarm.large_tensor": SPARSE_TENSOR}
+    paper = load_run("dalle").replaced(changes)
     sizes = DalleConfig.from_run(paper).tensor_sizes
     up_125m, down_125m = (count / sum(sizes) for count in round_bytes(paper, sizes, MANY))
     figures = {
@@ -252,8 +252,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)
         },
         "inner_steps": INNER_STEPS,
-        "sparse_inner_steps": SPARSE["inner_steps"],
-        "sparse_kept": SPARSE["optimizer"]["sparse"],
+        "sparse_inner_steps": args.sparse_steps,
+        "sparse_kept": args.kept,
         "peak_lr": args.peak_lr,
         "loss": goal,
         "samples": samples,

@@ -169,6 +169,7 @@ def average_with(scale: int, places: list[int], codes: bytes) -> bytes:
         (average_with(0x3F80, [3, 4, 5], b"\x12\x13"), "more values than bits say"),
         (average_with(0x3F80, [], b""), "a scale without values"),
         (average_with(0, [3], b"\x01"), "values without a scale"),
+        (average_with(0x8000, [], b""), "values without a scale"),
         (average_with(0x7F80, [3], b"\x01"), "scales that are not finite"),
         (average_with(0x3F80, [*range(CHUNK)], b""), "bytes"),
         (b"\x3f\x80", "bytes"),

@@ -97,10 +97,10 @@ def code_bytes(heads: memoryview) -> int:
 def check(buffer: bytes, elements: int) -> None:
     """Raise ValueError for bytes, of the right length, that `encode` cannot have made."""
     begin = chunks_in(elements) * HEAD_BYTES
-    scales, _, bits = _heads(buffer[:begin])
+    scales, coarse, bits = _heads(buffer[:begin])
     counts = _counts(bits)
     check_scales(scales)
-    if ((scales > 0) != (counts > 0)).any():
+    if ((scales > 0) != (counts > 0)).any() or (coarse & (scales == 0)).any():
         raise ValueError("a scale without values, or values without a scale")
     last = np.cumsum(_even(counts))[counts % 2 > 0] // 2 - 1
     if (np.frombuffer(buffer, np.uint8, offset=begin)[last] >> 4).any():
