@@ -171,9 +171,6 @@ class SparseMessage(Codec):
     def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
         sparse.add_decoded(buffer, accumulator, self.kept, weight)
 
-    def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
-        return 2.0 * (self.kept / self.block) ** 0.5 * sparse.widened(np.frombuffer(scales, "<u2"))
-
 
 class SparseAverage(Codec):
     """The average of sparse messages, as `sparse_average.py` has it."""
