@@ -147,7 +147,7 @@ def averaged(codec: GradientCodec, encoded: list[bytes]) -> Any:
         codec=codec,
         parts=[part] * len(encoded),
         parts_of=lambda reducer: [int(reducer.rpartition(" ")[2])],
-        store=SimpleNamespace(get=encoded.__getitem__),
+        store=SimpleNamespace(get=encoded.__getitem__, codec=codec.averages),
         encoded=encoded.__getitem__,
     )
 

@@ -4,20 +4,26 @@
   one's gradient encoded, averaged and stepped with by the code that peers run, in one process.
 - `dense`: four members that make H inner steps each between two rounds, with the run file's defaults for local steps;
   the pseudo-gradients go through the same round.
+- `sparse`: the same with fewer inner steps, and messages of the largest elements alone, with error feedback.
 - Both see the same examples in the same orders from the same first weights, 14,080 in all. A seed sets both.
 - The loss is that of the shared parameters on all 256 examples, taken every 640 samples or after every round, what is
   longer. The samples to a loss are counted with a fraction, by a straight line between the logarithms of two of them.
-- Bytes are those of today's round among four: a member sends its message and its averages to three others.
+- Bytes are those of today's round among four: a member sends its message and its averages to three others. Those of
+  `sparse` are a member's that reduces nothing, as on a slow line; round_bytes has a round's of one that does.
+- up_bytes_per_parameter and down_bytes_per_parameter: of one round of 32 members that send 64 of each 4,096 elements,
+  of the same run: what one of them sends that reduces nothing, and what it receives.
 
 Two processes of one thread each.
 
     scripts/bench local_steps
     scripts/bench local_steps --frontier --seeds 1
 
-JSON keys: samples_to_loss_dense (to loss 1.0, over those of `averaging`, mean over the seeds), _min and _max;
-final_loss_dense and final_loss_averaging (means); up_bytes_per_parameter (of a round), bytes_ratio (dense over
-averaging, whole run), inner_steps; runs, a row a seed; losses of the first seed by samples; with --frontier a row for
-each number of inner steps.
+JSON keys: samples_to_loss_dense and samples_to_loss_sparse (to loss 1.0, over those of `averaging`, mean over the
+seeds), _min and _max; bytes_to_loss_dense and bytes_to_loss_sparse (the same of bytes); final_loss_dense,
+final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole
+run); up_bytes_per_parameter, down_bytes_per_parameter, and up_bytes_125m and down_bytes_125m by the same count for the
+paper's model; inner_steps, sparse_inner_steps, sparse_kept; runs and sparse_runs, a row a seed; losses of the first
+seed by samples; with --frontier a row for each number of inner steps.
 """
 
 from __future__ import annotations
@@ -37,12 +43,13 @@ from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of, swarm
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
+from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.local_steps import LocalSteps
-from tt_cli.run import RunConfig
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.run import RunConfig, load_run
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 
 QUICK = "one seed and the first samples"
@@ -51,27 +58,35 @@ SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
+SPARSE_STEPS, SPARSE = 5, 256  # inner steps, and elements of each 4,096
+SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: a fifth of the run's are in tensors of less than 2^16
+MANY, KEPT = 32, 64  # members, and elements of each 4,096
 PEAK_LR = 8e-3  # of inner steps
 
 
-def local_run(seed: int, inner_steps: int, samples: int, optimizer: dict[str, Any], peak_lr: float) -> RunConfig:
-    """The run with local steps that takes so many samples of its four members in all."""
+def local_run(
+    seed: int, inner_steps: int, samples: int, optimizer: dict[str, Any], peak_lr: float, members: int = MEMBERS
+) -> RunConfig:
+    """The run with local steps that takes so many samples of its members in all."""
     changes: dict[str, Any] = {"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr}
+    if "sparse" in optimizer:
+        changes["swarm.large_tensor"] = SPARSE_TENSOR
     run = run_of(BATCH, seed).replaced(changes)
     assert run.optimizer.name == "local"
-    target = MEMBERS * inner_steps * run.optimizer.inner_batch
+    target = members * inner_steps * run.optimizer.inner_batch
     return run.replaced({"swarm.target_batch_size": target, "schedule.total_steps": max(1, round(samples / target))})
 
 
 class LocalTraining(Training):
     """All members of a run with local steps in one process: each has its own model, the shared state is one."""
 
-    def __init__(self, run: RunConfig, inner_steps: int):
+    def __init__(self, run: RunConfig, inner_steps: int, members: int = MEMBERS):
         assert run.optimizer.name == "local"
         size = run.optimizer.inner_batch
-        super().__init__(run, True, True, sizes=[size] * MEMBERS, order=list(range(MEMBERS)))
+        super().__init__(run, True, True, sizes=[size] * members, order=list(range(members)))
         self._inner_steps, self._state = inner_steps, LockedState(self.shared)
         self._models = [Dalle(DalleConfig.from_run(run)) for _ in self.sizes]
+        self.travelled = (0.0, 0.0)  # bytes for each parameter: a member's message, and the average
         self._members = [LocalSteps(run, model, self.shared, lambda event: None) for model in self._models]
 
     def steps(self) -> Iterator[tuple[float, str]]:
@@ -86,13 +101,32 @@ class LocalTraining(Training):
                 for _ in range(self._inner_steps):
                     gradients, loss, figures = self._gradients(batch := next(stream))
                     assert member.add(gradients, len(batch.text), loss, figures)
-                    losses += float(loss) / self._inner_steps / MEMBERS
+                    losses += float(loss) / self._inner_steps / len(self.sizes)
                 member.hold(buffer)
             average = swarm_average(self._buffers, weights, self.order, self.run.swarm.aggregation)
+            self.travelled = travelling(self._buffers[0]), travelling(average)
             self._state.step(DecodedGradients(average))
             for member in self._members:
                 member.release()
             yield losses, self.shared.digest
+
+
+def travelling(buffer: GradientBuffer) -> float:
+    """Bytes of all parts, for each parameter."""
+    boundary, size = buffer.layout.boundary, buffer.layout.size
+    parameters = sum(shape.numel() for shape in buffer.layout.shapes.values())
+    return (len(buffer.read(0, boundary)) + len(buffer.read(boundary, size))) / parameters
+
+
+def of_many(seed: int) -> tuple[float, float]:
+    """Bytes for each parameter that a member sends which reduces nothing, and receives: in the second round of MANY."""
+    torch.set_num_threads(1)
+    inner_steps = SPARSE_STEPS
+    run = local_run(seed, inner_steps, SAMPLES, {"sparse": KEPT}, PEAK_LR, MANY)
+    training = LocalTraining(run, inner_steps, MANY)
+    for _ in zip(range(2), training.steps(), strict=False):
+        pass
+    return training.travelled
 
 
 @torch.no_grad()
@@ -104,7 +138,7 @@ def loss_of(training: Training, model: Dalle, examples: Batch) -> float:
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """One run: losses by samples, and the bytes that a member sends in a round for each parameter.
+    """One run: losses by samples, and the bytes that a member sends in a round for each parameter, which is `up`.
 
     job: seed, samples, and for local steps inner_steps, optimizer and peak_lr.
     """
@@ -126,9 +160,11 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     for made, _ in zip(range(1, rounds + 1), training.steps(), strict=False):
         if made * target // EVERY > (made - 1) * target // EVERY or made == rounds:
             losses[made * target] = loss_of(training, model, examples)
-    parameters = sum(shape.numel() for shape in training.shared.shapes().values())
-    up = 2 * (MEMBERS - 1) / MEMBERS * training._buffers[0].nbytes / parameters
-    return {"losses": losses, "rounds": rounds, "up": up}
+    message = average = travelling(training._buffers[0])
+    if isinstance(training, LocalTraining):
+        message, average = training.travelled
+    whole = (MEMBERS - 1) / MEMBERS * (message + average)
+    return {"losses": losses, "rounds": rounds, "up": whole if message == average else message, "whole": whole}
 
 
 def samples_to(losses: dict[int, float], goal: float) -> float | None:
@@ -142,15 +178,33 @@ def samples_to(losses: dict[int, float], goal: float) -> float | None:
     return None
 
 
-def compared(dense: dict[str, Any], averaging: dict[str, Any], goal: float) -> dict[str, Any]:
+def compared(local: dict[str, Any], averaging: dict[str, Any], goal: float) -> dict[str, Any]:
     """A row of figures of one run beside averaged gradients with the same seed."""
-    own, theirs = samples_to(dense["losses"], goal), samples_to(averaging["losses"], goal)
+    own, theirs = samples_to(local["losses"], goal), samples_to(averaging["losses"], goal)
+    ratio = local["rounds"] * local["up"] / averaging["rounds"] / averaging["up"]
     return {
-        "rounds": dense["rounds"],
-        "up_bytes": round(dense["rounds"] * dense["up"], 1),
-        "bytes_ratio": round(dense["rounds"] / averaging["rounds"], 3),
+        "rounds": local["rounds"],
+        "up_bytes": round(local["rounds"] * local["up"], 2),
+        "bytes_ratio": round(ratio, 4),
         "samples_to_loss": round(own / theirs, 3) if own and theirs else None,
-        "final_loss": round(list(dense["losses"].values())[-1], 4),
+        "bytes_to_loss": round(ratio * own / theirs, 4) if own and theirs else None,
+        "final_loss": round(list(local["losses"].values())[-1], 4),
+    }
+
+
+def summed_up(arm: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures over the seeds: None where one of them never came to the loss."""
+    found = {}
+    for key in ("samples_to_loss", "bytes_to_loss"):
+        values = [row[key] for row in rows]
+        found[f"{key}_{arm}"] = None if None in values else round(statistics.fmean(values), 4)
+    ratios = [row["samples_to_loss"] for row in rows if row["samples_to_loss"] is not None]
+    return {
+        **found,
+        f"samples_to_loss_{arm}_min": min(ratios, default=None),
+        f"samples_to_loss_{arm}_max": max(ratios, default=None),
+        f"final_loss_{arm}": round(statistics.fmean(row["final_loss"] for row in rows), 4),
+        f"bytes_ratio_{arm}": rows[0]["bytes_ratio"],
     }
 
 
@@ -158,6 +212,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seeds", type=int, help="instead of 3, or of 1 with --quick")
     parser.add_argument("--peak-lr", type=float, default=PEAK_LR, help=f"of inner steps (default {PEAK_LR})")
+    parser.add_argument("--sparse-steps", type=int, default=SPARSE_STEPS, help=f"inner ones (default {SPARSE_STEPS})")
+    parser.add_argument("--kept", type=int, default=SPARSE, help=f"elements of each 4,096 (default {SPARSE})")
     parser.add_argument("--frontier", action="store_true", help=f"also {FRONTIER} inner steps, with the first seed")
 
 
@@ -168,33 +224,49 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     seeds = range(args.seeds or (1 if args.quick else 3))
     averaging = [{"seed": seed, "samples": samples} for seed in seeds]
     dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
+    own = {"inner_steps": args.sparse_steps, "optimizer": {"sparse": args.kept}, "peak_lr": args.peak_lr}
+    sparse = [{**job, **own} for job in averaging]
     frontier = [{**dense[0], "inner_steps": each} for each in FRONTIER if args.frontier]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(train, [*averaging, *dense, *frontier]))
-    count = len(seeds)
-    rows = [compared(mine, theirs, goal) for mine, theirs in zip(found[count : 2 * count], found[:count], strict=True)]
-    ratios = [row["samples_to_loss"] for row in rows if row["samples_to_loss"] is not None]
+        many = pool.submit(of_many, 0)
+        found = list(pool.map(train, [*averaging, *dense, *sparse, *frontier]))
+    plain, *arms = (found[start : start + len(seeds)] for start in range(0, 3 * len(seeds), len(seeds)))
+    rows, sparse_rows = (
+        [compared(mine, theirs, goal) for mine, theirs in zip(arm, plain, strict=True)] for arm in arms
+    )
+    up, down = many.result()
+    changes = {"optimizer": {"name": "local", "sparse": KEPT}, "swarm.large_tensor": SPARSE_TENSOR}
+    paper = load_run("dalle").replaced(changes)
+    sizes = DalleConfig.from_run(paper).tensor_sizes
+    up_125m, down_125m = (count / sum(sizes) for count in round_bytes(paper, sizes, MANY))
     figures = {
-        "samples_to_loss_dense": round(statistics.fmean(ratios), 3) if len(ratios) == count else None,
-        "samples_to_loss_dense_min": min(ratios, default=None),
-        "samples_to_loss_dense_max": max(ratios, default=None),
-        "final_loss_dense": round(statistics.fmean(row["final_loss"] for row in rows), 4),
-        "final_loss_averaging": round(statistics.fmean(list(run["losses"].values())[-1] for run in found[:count]), 4),
-        "up_bytes_per_parameter": round(found[count]["up"], 3),
-        "bytes_ratio": rows[0]["bytes_ratio"],
+        **summed_up("dense", rows),
+        **summed_up("sparse", sparse_rows),
+        "final_loss_averaging": round(statistics.fmean(list(run["losses"].values())[-1] for run in plain), 4),
+        "up_bytes_per_parameter": round(up, 4),
+        "down_bytes_per_parameter": round(down, 4),
+        "up_bytes_125m": round(up_125m, 4),
+        "down_bytes_125m": round(down_125m, 4),
+        "round_bytes": {
+            arm: round(run["whole"], 4)
+            for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)
+        },
         "inner_steps": INNER_STEPS,
+        "sparse_inner_steps": args.sparse_steps,
+        "sparse_kept": args.kept,
         "peak_lr": args.peak_lr,
         "loss": goal,
         "samples": samples,
         "runs": rows,
+        "sparse_runs": sparse_rows,
         "losses": {
-            "averaging": {at: round(loss, 4) for at, loss in found[0]["losses"].items()},
-            "dense": {at: round(loss, 4) for at, loss in found[count]["losses"].items()},
+            arm: {at: round(loss, 4) for at, loss in run["losses"].items()}
+            for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)
         },
     }
     if frontier:
         figures["frontier"] = [
-            {"inner_steps": job["inner_steps"], **compared(run, found[0], goal)}
-            for job, run in zip(frontier, found[2 * count :], strict=True)
+            {"inner_steps": job["inner_steps"], **compared(run, plain[0], goal)}
+            for job, run in zip(frontier, found[3 * len(seeds) :], strict=True)
         ]
     return {**figures, "seconds": round(time.monotonic() - started, 1)}

@@ -66,6 +66,11 @@ def test_a_run_with_local_steps_shares_parameters_alone(capsys: pytest.CaptureFi
     assert "inner moments" in sizes[0] and "local steps" in local["reasons"]["optimizer"]
     assert local["reasons"]["inner steps"].startswith("16 of 16 examples by each of 16 peers for a global step")
     assert local["network"]["bytes_per_hour"] > local["network"]["bytes_each_way"]
+    sparse = tmp_path / "sparse.toml"
+    sparse.write_text(load_run("dalle").replaced({"optimizer": {"name": "local", "sparse": 64}}).to_toml())
+    less = answer(capsys, str(sparse), "--gpu", "16GB")
+    assert 0.1 < less["network"]["bytes_each_way"] / local["network"]["bytes_each_way"] < 0.25
+    assert less["settings"]["compression"] == "64 of 4,096"
     assert main(["calc", str(file), "--bits", "8"]) == 2
     assert "leave the optimizer out" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tt_cli.memory import trainer_need
+from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.peer.trained_state import TrainedState
@@ -57,6 +58,22 @@ def test_encoded_gradients_take_what_they_say(state: TrainedState, compression: 
     buffer = GradientBuffer(Partition(state.shapes(), run.swarm.large_tensor, codec.block), codec)
     (encoded,) = (i.bytes for i in trainer_need(run, "cpu").items if i.what == "encoded gradient and average")
     assert encoded == pytest.approx(2 * buffer.nbytes, rel=0.005)
+
+
+def test_sparse_messages_and_their_averages_take_what_they_say(state: TrainedState) -> None:
+    run = EMOJI.replaced({"optimizer": {"name": "local", "sparse": 64}})
+    codec, sizes = codec_of(run), DalleConfig.from_run(run).tensor_sizes
+    layout = Partition(state.shapes(), run.swarm.large_tensor, codec.block)
+    local, average = (GradientBuffer(layout, each) for each in (codec, codec.averages))
+    found = {item.what: item.bytes for item in trainer_need(run, "cpu").items}
+    assert found["encoded gradient and average"] == local.nbytes + average.nbytes
+    assert found["what messages left out"] == 4 * sum(sizes)
+    message, whole = round_bytes(run, sizes, 2)
+    assert message == local.nbytes
+    values = torch.zeros(layout.boundary).view(-1, codec.block)
+    values[:, : 2 * 64] = 1.0
+    large = codec.averages.large.encode(values)
+    assert whole == len(large) + 2 * (layout.size - layout.boundary)
 
 
 def test_parameters_gradients_and_their_sums_are_float32() -> None:

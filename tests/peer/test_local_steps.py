@@ -276,3 +276,107 @@ def test_where_bitsandbytes_does_not_run_it_is_fp32_with_the_reason() -> None:
     make, name, reason = inner_optimizer(torch.device("cpu"))
     assert make is torch.optim.AdamW and name == "AdamW" and "GPU" in reason
     make([nn.Parameter(torch.ones(2))], lr=1e-3)
+
+
+def sparse_peer() -> Peer:
+    return Peer(local_run(sparse=64))
+
+
+def unsent(peer: Peer) -> dict[str, Tensor]:
+    """How far the peer is away, and what its messages left out."""
+    return {name: way + peer.local._left.get(name, 0.0) for name, way in peer.away().items()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], kept: float = 1.0) -> None:
+    """Equal but for what fp32 loses."""
+    for name, tensor in one.items():
+        torch.testing.assert_close(kept * tensor, other[name], rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_what_a_sparse_message_leaves_out_goes_into_the_next_ones() -> None:
+    peer = sparse_peer()
+    for number in range(4):
+        peer.micro_batch(number)
+        before = unsent(peer)
+        peer.local.hold(peer.buffer)
+        sent = {name: tensor.clone() for name, tensor in DecodedGradients(peer.buffer).items()}
+        largest = max(before, key=lambda name: before[name].numel())
+        assert 0 < int(sent[largest].count_nonzero()) <= before[largest].numel() / 64 + 64
+        peer.step()
+        peer.local.release()
+        peer.local.renew(peer.state)
+        assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95)
+
+
+def test_a_dropped_round_loses_nothing_of_a_sparse_message_and_moves_nothing() -> None:
+    peer = sparse_peer()
+    peer.micro_batch(0)
+    peer.local.hold(peer.buffer)
+    peer.step()
+    peer.local.release()
+    peer.micro_batch(1)
+    went, before = peer.parameters(), unsent(peer)
+    for _ in range(3):
+        peer.local.hold(peer.buffer)
+        peer.local.give_back(peer.buffer)
+    peer.local.renew(peer.state)
+    assert_equal(before, unsent(peer))
+    assert all(torch.equal(went[name], own) for name, own in peer.parameters().items())
+
+
+@pytest.mark.parametrize("sends_at_once", [False, True])
+def test_who_missed_a_step_sends_all_of_its_own_in_sparse_messages(sends_at_once: bool) -> None:
+    peer, others = sparse_peer(), sparse_peer()
+    others.micro_batch(7)
+    others.local.hold(others.buffer)
+    peer.micro_batch(1)
+    before = unsent(peer)
+    peer.local.set_aside(peer.buffer)
+    peer.state.step(DecodedGradients(others.buffer))
+    peer.local.give_back(peer.buffer)
+    if not sends_at_once:
+        peer.local.renew(peer.state)
+        assert_equal(before, unsent(peer))
+        return
+    peer.local.hold(peer.buffer)
+    sent = {name: tensor.clone() for name, tensor in DecodedGradients(peer.buffer).items()}
+    assert peer.local.held.samples == 4
+    peer.step()
+    peer.local.release()
+    peer.local.renew(peer.state)
+    assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95)
+
+
+def test_what_is_given_up_or_not_finite_is_in_no_sparse_message() -> None:
+    for spoiled in (False, True):
+        peer = sparse_peer()
+        peer.micro_batch(1)
+        peer.local.hold(peer.buffer)
+        peer.step()
+        peer.local.release()
+        assert any(bool(left.any()) for left in peer.local._left.values())
+        if spoiled:
+            peer.micro_batch(2)
+            with torch.no_grad():
+                next(peer.model.parameters())[0, 0] = float("nan")
+            with pytest.raises(ValueError):
+                peer.local.hold(peer.buffer)
+        else:
+            peer.local.forget()
+        peer.local.give_back(peer.buffer)
+        peer.local.renew(peer.state)
+        assert not any(bool(tensor.any()) for tensor in unsent(peer).values())
+
+
+def test_without_samples_what_was_left_out_stays() -> None:
+    peer = sparse_peer()
+    peer.micro_batch(1)
+    peer.local.hold(peer.buffer)
+    peer.step()
+    peer.local.release()
+    peer.local.renew(peer.state)
+    before = unsent(peer)
+    peer.local.hold(peer.buffer)
+    assert not any(bool(tensor.any()) for tensor in DecodedGradients(peer.buffer).values())
+    peer.local.release()
+    assert_equal(before, unsent(peer))

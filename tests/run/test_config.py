@@ -134,6 +134,11 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("optimizer", {"name": "local", "outer_lr": 0}, "optimizer.outer_lr = 0: must be above 0"),
         (
             "optimizer",
+            {"name": "local", "sparse": 62},
+            "optimizer.sparse = 62: must be a multiple of 4 from 0 to 1024",
+        ),
+        (
+            "optimizer",
             {"name": "local", "inner_batch": 17},
             "optimizer.inner_batch = 17: must be at most swarm.target_batch_size, 16",
         ),

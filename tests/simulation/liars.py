@@ -141,7 +141,7 @@ class Turned:
     @staticmethod
     def _turned(allreduce: Any, index: int) -> bytes:
         part = allreduce.parts[index]
-        values, codec = torch.empty(part.elements), allreduce.codec.of(part.large)
+        values, codec = torch.empty(part.elements), allreduce.store.codec.of(part.large)
         codec.decode_into(allreduce.store.get(index), values)
         return bytes(codec.encode(values.neg_()))
 

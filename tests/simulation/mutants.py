@@ -84,8 +84,8 @@ MUTANTS = {
     ),
     "reduce: the average is made for each anew": Mutant(
         "allreduce.allreduce",
-        "return self.codec.message(self.store.get(index), ",
-        "return self.codec.message(self.encoded(index) if position else self.store.get(index), ",
+        "return self.store.codec.message(self.store.get(index), ",
+        "return self.store.codec.message(self.encoded(index) if position else self.store.get(index), ",
         "calm",
     ),
     "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),

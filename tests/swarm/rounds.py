@@ -82,7 +82,7 @@ class Member:
     shares: tuple[int, ...] = ()
     weight: float | None = None
     cut: Mapping[str, Container[PeerID]] = {}
-    layout = LAYOUT
+    codec, layout = CODEC, LAYOUT
     allreduce_type: type[AllReduce] = AllReduce
     commit_type: type[CommitProtocol] = CommitProtocol
 
@@ -99,7 +99,7 @@ class Member:
     def prepare(self) -> None:
         """Make the two sides of the round."""
         members = sorted(self.everybody, key=PeerID.to_bytes)
-        self.store, local = AverageBuffer(self.layout, CODEC), GradientBuffer(self.layout, CODEC)
+        self.store, local = AverageBuffer(self.layout, self.codec), GradientBuffer(self.layout, self.codec)
         for name, gradient in self.gradients().items():
             local.encode(name, gradient)
         reducers = [peer for peer in members if not self.everybody[peer].client]
@@ -125,7 +125,8 @@ class Member:
         reducer, honest = self.allreduce.reducer, self.allreduce.reducer._keep
 
         def keep(place: int, encoded: bytes) -> None:
-            codec, average = CODEC.of(reducer.parts[place].large), torch.empty(reducer.parts[place].elements)
+            part = reducer.parts[place]
+            codec, average = self.codec.averages.of(part.large), torch.empty(part.elements)
             codec.decode_into(encoded, average)
             honest(place, codec.encode(change(average)))
 

@@ -17,7 +17,21 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, Outcome, run_round
+from swarm.rounds import (
+    CODEC,
+    GROUP,
+    LAYOUT,
+    NAME,
+    PEERS,
+    SHAPES,
+    SIGNERS,
+    WEIGHTS,
+    DecodedCopies,
+    Member,
+    Outcome,
+    flattened,
+    run_round,
+)
 
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
@@ -37,8 +51,12 @@ from tt_cli.swarm.audit import evidence
 from tt_cli.swarm.audit.audits import Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import Partition
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
+SPARSE = codec_of(load_run("emoji").replaced({"optimizer": {"name": "local", "sparse": 64}}))
+SPARSE_LAYOUT = Partition(SHAPES, 4096, SPARSE.block)
 
 
 class Clipping(Member):
@@ -67,11 +85,23 @@ def lying_round() -> list[Outcome]:
     return run_round(Clipping(0), Clipping(1), Liar(2), Clipping(3))
 
 
+class Sparse(Clipping):
+    """In a round of local steps that send the largest elements alone."""
+
+    codec, layout = SPARSE, SPARSE_LAYOUT
+
+
+class SparseLiar(Sparse, Liar):
+    """Reduces to the negative of the average."""
+
+
 def commitments(outcome: Outcome) -> dict[str, bytes]:
     return outcome.commit.commitments
 
 
-def audits_of(outcomes: list[Outcome], silent: Collection[PeerID], rounds: Any, **more: Any) -> Audits:
+def audits_of(
+    outcomes: list[Outcome], silent: Collection[PeerID], rounds: Any, rules: RoundRules = RULES, **more: Any
+) -> Audits:
     """The first member's, in a round in which the silent ones answer nothing."""
     transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
     for transfer in transfers.values():
@@ -88,12 +118,14 @@ def audits_of(outcomes: list[Outcome], silent: Collection[PeerID], rounds: Any, 
             assert group_id == GROUP
             return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
-    return Audits(load_run("emoji"), RULES, rounds, Stub, lambda peer: True, **more)
+    return Audits(load_run("emoji"), rules, rounds, Stub, lambda peer: True, **more)
 
 
-def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
+def audited(
+    outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = (), rules: RoundRules = RULES
+) -> Finding:
     """The first member looks at one part."""
-    audits = audits_of(outcomes, [PEERS[number] for number in silent], {})
+    audits = audits_of(outcomes, [PEERS[number] for number in silent], {}, rules)
     return asyncio.run(audits.audit(outcomes[0].allreduce, (PEERS[reducer], index), commitments(outcomes[0])))
 
 
@@ -155,6 +187,27 @@ def test_a_lying_reducer_is_proven_by_what_was_signed() -> None:
         assert finding.guilty == str(PEERS[2]) and not finding.doubts
         assert verify(Accusation.read(finding.proven), RULES) == str(PEERS[2])
         assert audited(outcomes, 1, 0) == Finding()
+
+
+def test_members_hold_one_average_of_sparse_messages_and_a_wrong_one_is_proven() -> None:
+    honest = [Sparse(number) for number in range(4)]
+    outcomes = run_round(*honest)
+    for outcome in outcomes:
+        assert not outcome.store.missing() and not outcome.commit.dropped and not outcome.allreduce.rejected
+        assert outcome.store.buffer.dump() == outcomes[0].store.buffer.dump()
+    sent = [dict(DecodedCopies(member.allreduce._local)) for member in honest]
+    mean = sum(weight * flattened(tensors) for weight, tensors in zip(WEIGHTS, sent, strict=True)) / sum(WEIGHTS)
+    assert float((outcomes[0].average - mean).norm() / mean.norm()) < 0.1, "divided by the weight of all members"
+    large = SHAPES["weight"].numel()
+    assert sum(len(outcomes[0].store.get(index)) for index in range(len(outcomes[0].store.parts))) < 0.17 * large
+
+    rules = replace(RULES, layout=SPARSE_LAYOUT, codec=SPARSE)
+    lying = run_round(Sparse(0), Sparse(1), SparseLiar(2), Sparse(3))
+    assert lying[0].store.hashes == lying[1].store.hashes
+    for index in range(len(lying[0].allreduce.parts_of(PEERS[2]))):
+        finding = audited(lying, 2, index, rules=rules)
+        assert verify(Accusation.read(finding.proven), rules) == finding.guilty == str(PEERS[2])
+        assert audited(lying, 1, 0, rules=rules) == audited(outcomes, 2, index, rules=rules) == Finding()
 
 
 def test_who_does_not_show_its_part_is_named_and_nobody_is_proven() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optim.settings import normal
 
 from tt_cli.run import load_run
-from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.codec import GradientCodec, codec_of
 from tt_cli.swarm.compression.gradient_buffer import (
     MAX_REDUCERS,
     PART_ELEMENTS,
@@ -50,6 +50,33 @@ def test_tensors_do_not_overlap_and_large_ones_share_no_block(sizes: list[int]) 
         assert start + size <= following < start + size + BLOCK
         assert (size < LARGE) == (start >= made.boundary)
         assert size < LARGE or start % BLOCK == 0
+
+
+def sparse_codec() -> GradientCodec:
+    return codec_of(load_run("emoji").replaced({"optimizer": {"name": "local", "sparse": 64}}))
+
+
+@pytest.mark.parametrize("codec", [sparse_codec(), sparse_codec().averages], ids=["message", "average"])
+def test_a_buffer_gives_back_sparse_parts_whatever_length_they_have(codec: GradientCodec) -> None:
+    shapes = {"a": torch.Size([3, 5001]), "s": torch.Size([70]), "b": torch.Size([2**18 + 5])}
+    made = Partition(shapes, 5000, codec.block)
+    buffer = GradientBuffer(made, codec)
+    for seed in (0, 1):  # the second lies where the first did
+        whole = normal(seed, made.size)
+        for part in made.parts((3, 2, 1)):
+            assert not part.large or part.start % 4096 == part.stop % 4096 == 0
+            values = whole[part.start : part.stop]
+            sparser = values * (values.abs() > seed + torch.arange(part.elements) / part.elements)
+            encoded = codec.of(part.large).encode(sparser)
+            codec.check_part(encoded, part.elements, part.large)
+            buffer.write(part.start, part.stop, encoded)
+            assert buffer.read(part.start, part.stop) == encoded
+            codec.of(part.large).decode_into(encoded, values)
+        again = GradientBuffer(made, codec)
+        again.load(buffer.dump())
+        for name, tensor in DecodedGradients(again).items():
+            start = made.starts[name]
+            assert torch.equal(tensor.view(-1), whole[start : start + tensor.numel()])
 
 
 @pytest.mark.parametrize("compression", ["linear8", "blockwise8"])

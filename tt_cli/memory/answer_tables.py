@@ -85,7 +85,7 @@ class Tables:
             "answers": answers,
             "flops": {key: subject.flops() for key, subject in subjects.items()},
             "examples": any_subject.examples()[0],
-            "gradient_bytes": any_subject.gradient_bytes(),
+            "gradient_bytes": any_subject.gradient_bytes(CalculatorQuestion.peers),
             "usable": USABLE,
             "gpus": _gpus(),
             "utilisation": UTILISATION,

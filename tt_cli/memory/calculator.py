@@ -76,7 +76,7 @@ def reckon(model: Architecture, options: CalculatorOptions) -> Answer:
     if options.compression is None:
         host.append(("process and libraries", PROCESSES["trainer"] + LIBRARIES))
     else:
-        averaging = round_items(sizes, encoded_bytes(sizes, options.compression))
+        averaging = round_items(sizes, 2 * encoded_bytes(sizes, options.compression))
         host += [(f"swarm: {what}", size) for what, size in averaging]
         host.append(("swarm: copy of the state for a backup", 4 * count + state))
         host.append(("processes and libraries", sum(PROCESSES.values()) + LIBRARIES))

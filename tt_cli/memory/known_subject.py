@@ -88,8 +88,8 @@ class Known:
         others = ((name, replace(self, options=replace(plain, **change))) for name, change in techniques.items())
         return [("as asked", self), *others]
 
-    def gradient_bytes(self) -> int:
-        """One gradient as it travels; 0 without a swarm."""
+    def gradient_bytes(self, peers: int) -> int:
+        """One gradient as it travels, as the average of so many; 0 without a swarm."""
         return gradient_bytes(self.model, self.options)
 
     def flops(self) -> int:

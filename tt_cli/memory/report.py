@@ -89,7 +89,7 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
     ]
     examples, reasons["examples"] = subject.examples()
     peers = 1 if question.alone else question.peers
-    size = 2 * subject.gradient_bytes() * (peers - 1) // peers  # sent, and received (all-reduce)
+    size = 2 * subject.gradient_bytes(peers) * (peers - 1) // peers  # sent, and received (all-reduce)
     seconds = round(8 * size / (question.mbits * 1e6), 3)
     network = {"bytes_each_way": size, "peers": peers, "seconds": seconds, "mbits": question.mbits}
     compute: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}

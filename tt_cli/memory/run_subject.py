@@ -8,7 +8,7 @@ from typing import Any
 from tt_cli.errors import UsageError
 from tt_cli.memory.calculator import Answer
 from tt_cli.memory.question import CalculatorQuestion
-from tt_cli.memory.trainer_account import Kind, encoded_bytes, place_of, trainer_need
+from tt_cli.memory.trainer_account import Kind, place_of, round_bytes, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig
 
@@ -102,9 +102,9 @@ class OfRun:
         rows.append((f"products in {'float32' if other == 4 else '16 bits'}", replace(self, itemsize=other)))
         return rows
 
-    def gradient_bytes(self) -> int:
-        swarm = self.run.swarm
-        return encoded_bytes(self._decoder.tensor_sizes, swarm.compression, swarm.large_tensor)
+    def gradient_bytes(self, peers: int) -> int:
+        """The mean of what a member sends and of the average of so many, as they travel."""
+        return sum(round_bytes(self.run, self._decoder.tensor_sizes, peers)) // 2
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
@@ -116,6 +116,7 @@ class OfRun:
 
     def described(self) -> dict[str, Any]:
         model, local = self.run.model, self.run.optimizer.name == "local"
+        kept = self.run.optimizer.sparse if self.run.optimizer.name == "local" else 0
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
             "optimizer": "adamw, local steps" if local else "lamb",
@@ -126,5 +127,5 @@ class OfRun:
             "tied_embeddings": model.tied_embeddings,
             "attention": "structured",
             "sequence": self._decoder.sequence_length,
-            "compression": self.run.swarm.compression,
+            "compression": f"{kept} of 4,096" if kept else self.run.swarm.compression,
         }

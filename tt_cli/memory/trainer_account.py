@@ -26,6 +26,7 @@ MIB = 2**20
 PROCESSES = {"trainer": 204 * MIB, "DHT": 137 * MIB, "p2p daemon": 66 * MIB, "averager": 135 * MIB}
 LIBRARIES = 254 * MIB
 HELD_BY_ALLOCATOR = 0.24  # of activations on a CPU: freed blocks that no other allocation fits
+CHUNK = 4096  # elements of large tensors of which a sparse message has some
 BITSANDBYTES = 4096, 256  # elements from which a tensor's moments are in 8 bits, and that share a scale
 AVERAGING = 1.0  # bytes per parameter that a round's messages take, in the averager
 # Not measured: no GPU was at hand. What CUDA's libraries commonly take of a process and of a GPU.
@@ -96,7 +97,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
         inner = moment_bytes(sizes, *BITSANDBYTES) if kind == "cuda" else 8 * parameters
     else:
         state += moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
-    encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
+    sparse = run.optimizer.name == "local" and run.optimizer.sparse
     trained = [
         ("parameters in training", 4 * parameters),
         ("gradients", 4 * parameters),
@@ -109,7 +110,8 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     host = [
         ("shared state", state),
         ("its copy for a backup", state),
-        *round_items(sizes, encoded),
+        *([("what messages left out", 4 * parameters)] if sparse else []),
+        *round_items(sizes, sum(round_bytes(run, sizes, CHUNK))),
         ("processes", sum(PROCESSES.values())),
         ("libraries", LIBRARIES),
         *([("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total))] if kind == "cpu" else []),
@@ -121,9 +123,9 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
 
 
 def round_items(sizes: list[int], encoded: int) -> list[tuple[str, int]]:
-    """Host memory of averaging tensors of these sizes. encoded: bytes of a gradient as it travels."""
+    """Host memory of averaging tensors of these sizes. encoded: bytes of a gradient and of an average."""
     return [
-        ("encoded gradient and average", 2 * encoded),
+        ("encoded gradient and average", encoded),
         ("largest tensor decoded", 4 * max(sizes)),
         ("a round's messages", int(AVERAGING * sum(sizes))),
     ]
@@ -135,6 +137,18 @@ def moment_bytes(sizes: Iterable[int], smallest: int, block: int) -> int:
     smallest: elements from which a tensor's moments are in 8 bits. block: elements that share a scale.
     """
     return sum(2 * size + 8 * -(-size // block) if size >= smallest else 8 * size for size in sizes)
+
+
+def round_bytes(run: RunConfig, sizes: list[int], members: int) -> tuple[int, int]:
+    """A gradient, or what a member sends instead of one, and the average of so many of them, as they travel."""
+    swarm = run.swarm
+    if not (run.optimizer.name == "local" and run.optimizer.sparse):
+        return (encoded_bytes(sizes, swarm.compression, swarm.large_tensor),) * 2
+    kept = run.optimizer.sparse
+    chunks = sum(-(-size // CHUNK) for size in sizes if size >= swarm.large_tensor)
+    small = 2 * sum(size for size in sizes if size < swarm.large_tensor)
+    values = min(CHUNK, members * kept)  # of a chunk, where no two members send the same
+    return chunks * (2 + kept * 14 // 8) + small, chunks * (2 + CHUNK // 8 + values // 2) + small
 
 
 def encoded_bytes(sizes: list[int], compression: str, large_tensor: int = 65536) -> int:

@@ -6,15 +6,16 @@ Notable:
 - only the thread that trains changes theta_i, and not while a round has its pseudo-gradient: the micro-batch in hand
   is kept for the first inner step after it;
 - what no round has taken stays: a peer that comes to another theta goes on from there less its own pseudo-gradient;
+- what a message left out stays too, and goes into the next one (error feedback), but for a twentieth a round;
 - inner moments are private. They begin with the process, with a warm-up, and are in no backup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tt_cli.errors import first_line
 from tt_cli.optim.schedule import learning_rate
@@ -25,6 +26,8 @@ from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
+
+KEPT = 0.95  # of what a message left out, after each round: it was computed from ever older parameters
 
 
 class LocalSteps(Accumulator):
@@ -47,6 +50,7 @@ class LocalSteps(Accumulator):
         self._base = ""  # the digest of the theta from which theta_i began; "" where it is to begin anew
         self._holding = False
         self._kept: GradientBuffer | None = None  # the pseudo-gradient that no round has taken, as of the last `hold`
+        self._left: dict[str, Tensor] = {}  # what sparse messages left out
 
     @property
     def inner_steps(self) -> int:
@@ -67,6 +71,7 @@ class LocalSteps(Accumulator):
                 self._shared.copy_into(self._model)
                 if not self._behind:  # these parameters are in doubt, and so is all that came of them
                     self.new, self._waiting, self._optimizer = FigureSums(), FigureSums(), None
+                    self._left.clear()
                     self._clear()
                 elif self._kept is not None:
                     for name, way in DecodedGradients(self._kept).items():
@@ -126,6 +131,7 @@ class LocalSteps(Accumulator):
                 self._encode(local)
             except ValueError:
                 self.held, self._base = FigureSums(), ""
+                self._left.clear()
                 self._encode(local)
                 raise
             finally:
@@ -134,13 +140,26 @@ class LocalSteps(Accumulator):
     set_aside = hold
 
     def _encode(self, local: GradientBuffer) -> None:
+        sparse = self._settings.sparse and self.held.samples
+        encoded = DecodedGradients(local)
+        for name, way in self._ways():
+            local.encode(name, way.add_(self._left[name]) if sparse and name in self._left else way)
+            if sparse:
+                self._left[name] = way.sub_(encoded[name])
+
+    def _ways(self) -> Iterator[tuple[str, Tensor]]:
+        """The pseudo-gradient of each tensor, fp32 on the CPU."""
         for name, theta in self._shared.state().parameters.items():
             own = theta if self._behind else self._parameters[name].detach().to("cpu", torch.float32)
-            local.encode(name, theta - own)
+            yield name, theta - own
 
     def give_back(self, local: GradientBuffer) -> None:
         """No round has taken what was held: it counts for the next one."""
         with self._lock:
+            if self.held.samples and self._left and not self._behind:  # theta_i still has all of it
+                encoded = DecodedGradients(local)
+                for name, way in self._ways():
+                    self._left[name].add_(encoded[name]).sub_(way)
             self.new.merge(self.held)
             self.held, self._holding = FigureSums(), False
 
@@ -148,6 +167,9 @@ class LocalSteps(Accumulator):
         """What was held has entered a step. Returns its figures."""
         with self._lock:
             self._kept = None
+            if self.held.samples:
+                for left in self._left.values():
+                    left.mul_(KEPT)
             self._holding, self._steps = False, 0
             released, self.held = self.held, FigureSums()
             return released
@@ -157,6 +179,7 @@ class LocalSteps(Accumulator):
         super().forget()
         with self._lock:
             self._waiting, self._kept, self._base = FigureSums(), None, ""
+            self._left.clear()
             self._holding, self._steps = True, 0
 
 

@@ -84,6 +84,7 @@ _run_name = fitting(
 )
 _repository = fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub")
 _waits = fitting(lambda value: not value, "must be false: with local steps a peer waits for the average")
+_kept = fitting(lambda value: value in range(0, 1025, 4), "must be a multiple of 4 from 0 to 1024")
 _odd = fitting(lambda value: value % 2, "must be odd, for the window has a centre")
 
 
@@ -233,6 +234,9 @@ class LocalPart(Section):
 
     name: Literal["local"]
     inner_batch: int = Field(16, ge=1, description="examples of one inner step of a peer")
+    sparse: Annotated[int, AfterValidator(_kept)] = Field(
+        0, description="elements that a message has of each 4,096 of a large tensor, such as 64; 0: all, in 8 bits"
+    )
     outer_lr: float = Field(1.0, gt=0, le=2, description="of the way that peers went on average, what a step takes")
     warmup_steps: int = Field(10, ge=0, description="inner steps until a peer with new moments has the full rate")
     beta1: float = Field(0.9, ge=0, lt=1)

@@ -10,7 +10,7 @@ hivemind_patches.py  every change to hivemind at run time
 
 participants/        who is in the next round: whom a round waits for, and whom it does without
 allreduce/           one round: the transfer, averages of a reducer, comparing, repairing, committing or dropping
-compression/         how gradients travel and rest: 8 bits, 16 for small tensors, one buffer cut into parts
+compression/         how gradients travel and rest: 8 bits or the largest alone, 16 for small tensors, one buffer
 audit/               averages computed again by others, and what becomes of proofs
 reporting/           what happened, in words and figures
 state/               handing the state out by chunks, and taking it, verified as it arrives

@@ -138,7 +138,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     def slow_line(self) -> str:
         """Words about caps on traffic, or a line as it was measured, with which this peer cannot keep up, or ""."""
-        most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
+        most = self.local.nbytes + self.store.buffer.nbytes  # of a reducer in a large group, each way
         line, swarm = self._line, self._run.swarm
         more, never = "ask the organiser for a longer swarm.averaging_timeout", "use --client-mode: then it never leads"
         return (

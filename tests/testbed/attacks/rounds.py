@@ -123,7 +123,7 @@ class Endless(Conduct):
 def negative(allreduce: AllReduce, place: int, encoded: bytes) -> bytes:
     """Of the average of one of its own parts."""
     part = allreduce.reducer.parts[place]
-    codec, average = allreduce.codec.of(part.large), torch.empty(part.elements)
+    codec, average = allreduce.store.codec.of(part.large), torch.empty(part.elements)
     codec.decode_into(encoded, average)
     return codec.encode(average.neg_())
 

@@ -76,7 +76,7 @@ class AllReduce:
         self.members, self.reducers = group.members, group.reducers
         self.stub_of, self.traffic = group.stub_of, group.traffic
         self.patience, self.longest = group.patience, SENDING * group.longest
-        self.store, self.codec, self.weight = store, store.codec, weight
+        self.store, self.codec, self.weight = store, local.codec, weight
         self._local, self.signer, self._aggregation, self._usual = local, signer, aggregation, usual
         self.parts = group.name.cut(store.layout, group.shares)
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
@@ -91,7 +91,7 @@ class AllReduce:
         self._own = self.parts_of(self.me)
         parts = [self.parts[index] for index in self._own]
         self.reducer = Reducer(
-            store.codec, parts, local, weight, str(self.me), group.limits, self._put_own, aggregation
+            local.codec, parts, local, weight, str(self.me), group.limits, self._put_own, aggregation
         )
         self._norms: dict[int, float] = {}  # of the averages
         self.openings: dict[str, bytes] = {}
@@ -228,9 +228,9 @@ class AllReduce:
             raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
         part = self.parts[index]
         self.traffic[1] += len(message.tensor_part.buffer)
-        encoded = self.codec.read_part(message.tensor_part, part.elements, part.large)
+        encoded = self.store.codec.read_part(message.tensor_part, part.elements, part.large)
         most = BEYOND * max(self._usual, self._spread * math.sqrt(self.store.layout.size))
-        self._norms[index] = self.codec.most_norm(encoded, part.elements, part.large)
+        self._norms[index] = self.store.codec.most_norm(encoded, part.elements, part.large)
         if most and not self._norms[index] <= most:
             raise MalformedPart(f"an average beyond {BEYOND:g} times what is usual")
         self.store.put(index, encoded, self.hashes)
@@ -243,7 +243,7 @@ class AllReduce:
         """The norm of the whole average in the store, at most."""
         for index, part in enumerate(self.parts):
             if index not in self._norms:
-                self._norms[index] = self.codec.most_norm(self.store.get(index), part.elements, part.large)
+                self._norms[index] = self.store.codec.most_norm(self.store.get(index), part.elements, part.large)
         return math.sqrt(sum(norm * norm for norm in self._norms.values()))
 
     async def _opening(self, reducer: PeerID) -> Opening:
@@ -324,7 +324,7 @@ class AllReduce:
         index = self._own[position]
         if self.store.hashes is not self.hashes or self.hashes[index] == MISSING:
             raise LookupError("the average is gone")
-        return self.codec.message(self.store.get(index), self.parts[index].elements, self.parts[index].large)
+        return self.store.codec.message(self.store.get(index), self.parts[index].elements, self.parts[index].large)
 
     async def _made_or_refused(self, position: int, taking: asyncio.Task[None]) -> None:
         """Wait for an average; raises MalformedPart when this sender sent what must be refused meanwhile."""

@@ -18,13 +18,14 @@ KEPT_AVERAGES, WANTED_SECONDS = 2, 300.0
 class AverageBuffer:
     """The newest average. Made before the averager's process forks; `open` says to what it belongs from then on.
 
-    buffer: the encoded average, which both processes see. shares, parts, hashes: those of the round's reducers, how it
-    cut the average, and the hash of each part, MISSING where it is not there; known in the process that opened it.
+    codec: that of the run's averages. buffer: the encoded average, which both processes see. shares, parts, hashes:
+    those of the round's reducers, how it cut the average, and the hash of each part, MISSING where it is not there;
+    known in the process that opened it.
     """
 
     def __init__(self, layout: Partition, codec: GradientCodec):
-        self.layout, self.codec = layout, codec
-        self.buffer = GradientBuffer(layout, codec)
+        self.layout, self.codec = layout, codec.averages
+        self.buffer = GradientBuffer(layout, self.codec)
         self.shares: tuple[int, ...] = ()
         self.parts: tuple[TensorPart, ...] = ()
         self.hashes: list[bytes] = []

@@ -100,7 +100,7 @@ def average_part(
         if again or average.abs().max() <= LARGEST:
             break
         huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
-    return AveragedPart(codec.of(large).encode(average), frozenset(factors), huge)
+    return AveragedPart(codec.averages.of(large).encode(average), frozenset(factors), huge)
 
 
 def _bounded(contributions: Sequence[ReceivedPart]) -> list[ReceivedPart]:

@@ -84,7 +84,7 @@ def _likeness(allreduce: AllReduce, index: int) -> float:
     """The cosine between a part of the average and of this peer's gradient; 0 where one of them is nothing."""
     part = allreduce.parts[index]
     average, own = torch.empty(part.elements), torch.empty(part.elements)
-    allreduce.codec.of(part.large).decode_into(allreduce.store.get(index), average)
+    allreduce.store.codec.of(part.large).decode_into(allreduce.store.get(index), average)
     allreduce.codec.of(part.large).decode_into(allreduce.encoded(index), own)
     norms = float(average.norm()) * float(own.norm())
     return float(average @ own) / norms if norms > 0.0 else 0.0

@@ -1,12 +1,12 @@
-"""The codec of gradients: large tensors in 8 bits, small ones in fp16.
+"""The codec of gradients: large tensors in 8 bits, or the largest elements alone; small ones in fp16.
 
 As in the paper (section 3.1, "communication"), tensors of 2^16 elements and more go in 8 bits and the rest in 16. The
-8 bits are our `linear8`, or the paper's `blockwise8` (one scale per block of 4096; Dettmers et al., 2022).
+8 bits are our `linear8`, or the paper's `blockwise8` (one scale per block of 4096; Dettmers et al., 2022). Local steps
+may send sparse messages (`sparse.py`), of which the averages have a form of their own.
 
-A part is a head, a scale for each block of elements, a table of values, and a code for each element. A class for each
+A part is a head, a scale for each block of elements, a table of values, and codes of the elements. A class for each
 codec says how many bytes these have; it encodes a tensor (elements,), fp32 on the CPU, with finite values or
-ValueError, decodes checked parts, and adds them up with a weight, products and sums rounded one by one. tag: its number
-in the messages that carry parts.
+ValueError, decodes checked parts, and adds them up with a weight, products and sums rounded one by one.
 """
 
 from __future__ import annotations
@@ -20,23 +20,69 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm.compression import linear8
-
-SELF_TEST_ERROR = 0.05
+from tt_cli.swarm.compression import linear8, sparse, sparse_average
 
 
 class MalformedPart(ValueError):
     """A part of a tensor that another peer sent is not what it should be."""
 
 
-class Float16:
-    """hivemind's fp16: codes alone."""
+class Codec:
+    """The form of a part. tag: its number in the messages that carry parts. block: elements that share a scale.
 
-    tag, block, scale_bytes, code_bytes, table = runtime_pb2.FLOAT16, 1, 0, 2, b""
-    stock: CompressionBase = Float16Compression()
+    scale_bytes: of a block. code_bytes: of an element. most_error: of the self-test's tensor, over its norm.
+    """
+
+    tag: int
+    block: int
+    scale_bytes: int
+    code_bytes = 1
+    table = b""
+    most_error = 0.05
 
     def head(self, blocks: int) -> bytes:
         return b""
+
+    def encode(self, tensor: torch.Tensor) -> bytes:
+        """The bytes of fp32 values on the CPU. Raises ValueError where they are not finite, or too large."""
+        raise NotImplementedError
+
+    def check(self, buffer: bytes, elements: int) -> object:
+        """Raise ValueError unless these bytes, which have the right length, decode to so many finite numbers."""
+        raise NotImplementedError
+
+    def decode_into(self, buffer: bytes, out: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
+        raise NotImplementedError
+
+    def largest(self, scales: memoryview, codes: memoryview, /) -> np.ndarray:
+        """A bound of the root mean square of each block: its largest magnitude, or less."""
+        raise NotImplementedError
+
+    def room(self, elements: int) -> int:
+        """Bytes that the codes of so many elements have, at most."""
+        return elements * self.code_bytes
+
+    def codes(self, scales: memoryview, elements: int) -> int:
+        """Bytes of the codes in a part with these scales."""
+        return self.room(elements)
+
+    def spread_out(self, scales: memoryview, codes: memoryview, /) -> memoryview | bytes:
+        """The codes as they rest: each block at its place, with the room that it has at most."""
+        return codes
+
+    def drawn_together(self, scales: memoryview, codes: memoryview, /) -> memoryview | bytes:
+        """The codes as they travel, from how they rest."""
+        return codes
+
+
+class Float16(Codec):
+    """hivemind's fp16: codes alone."""
+
+    tag, block, scale_bytes, code_bytes = runtime_pb2.FLOAT16, 1, 0, 2
+    stock: CompressionBase = Float16Compression()
 
     def encode(self, tensor: torch.Tensor) -> bytes:
         if not _is_finite(tensor):
@@ -61,7 +107,6 @@ class Float16:
         accumulator.add_(self.decode(buffer, accumulator.numel()).mul_(weight))
 
     def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
-        """The largest magnitude of each block."""
         return np.frombuffer(codes, "<f2")
 
 
@@ -92,28 +137,71 @@ class Blockwise8(Float16):
         return np.abs(np.frombuffer(scales, "<f4"))
 
 
-class Linear8:
+class Linear8(Codec):
     """The 8 bits of `linear8.py`; its number is far from hivemind's own, which count up from 0."""
 
-    tag, block, scale_bytes, code_bytes, table = 64, linear8.BLOCK, 2, 1, b""
+    tag, block, scale_bytes = 64, linear8.BLOCK, 2
     encode, check = staticmethod(linear8.encode), staticmethod(linear8.check)
     decode_into, add_decoded = staticmethod(linear8.decode_into), staticmethod(linear8.add_decoded)
 
-    def head(self, blocks: int) -> bytes:
-        return b""
-
     def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
-        return 127.0 * (np.frombuffer(scales, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return 127.0 * sparse.widened(np.frombuffer(scales, "<u2"))
+
+
+class SparseMessage(Codec):
+    """The largest `kept` of each chunk of elements, as `sparse.py` has them."""
+
+    tag, block, scale_bytes, most_error = 65, sparse.CHUNK, 2, 1.0
+
+    def __init__(self, kept: int):
+        self.kept = kept
+
+    def room(self, elements: int) -> int:
+        return sparse.chunks_in(elements) * sparse.code_bytes(self.kept)
+
+    def encode(self, tensor: torch.Tensor) -> bytes:
+        return sparse.encode(tensor, self.kept)
+
+    def check(self, buffer: bytes, elements: int) -> None:
+        sparse.check(buffer, self.kept)
+
+    def decode_into(self, buffer: bytes, out: torch.Tensor) -> None:
+        sparse.decode_into(buffer, out, self.kept)
+
+    def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
+        sparse.add_decoded(buffer, accumulator, self.kept, weight)
+
+
+class SparseAverage(Codec):
+    """The average of sparse messages, as `sparse_average.py` has it."""
+
+    tag, block, scale_bytes, most_error = 66, sparse.CHUNK, sparse_average.HEAD_BYTES, 0.3
+    encode, decode_into = staticmethod(sparse_average.encode), staticmethod(sparse_average.decode_into)
+    spread_out = staticmethod(sparse_average.spread_out)
+    drawn_together = staticmethod(sparse_average.drawn_together)
+    largest = staticmethod(sparse_average.root_mean_squares)
+
+    def room(self, elements: int) -> int:
+        return sparse.chunks_in(elements) * sparse_average.MOST_CODES
+
+    def codes(self, scales: memoryview, elements: int) -> int:
+        return sparse_average.code_bytes(scales)
+
+    def check(self, buffer: bytes, elements: int) -> None:
+        sparse_average.check(buffer, elements)
 
 
 class GradientCodec:
-    """The codecs of one run: `large` for parts of large tensors, fp16 for the others. block: that of `large`."""
+    """The codecs of one run: `large` for parts of large tensors, fp16 for the others. block: that of `large`.
 
-    def __init__(self, large: Linear8 | Blockwise8):
+    averages: the codecs of averages, where these are others.
+    """
+
+    def __init__(self, large: Codec, averages: GradientCodec | None = None):
         self.large, self._small = large, Float16()
-        self.block = large.block
+        self.block, self.averages = large.block, averages or self
 
-    def of(self, large: bool) -> Linear8 | Float16:
+    def of(self, large: bool) -> Codec:
         """The one that is for such tensors: a part comes in no other form."""
         return self.large if large else self._small
 
@@ -124,9 +212,10 @@ class GradientCodec:
         """Scales and codes of a part."""
         codec, view, blocks = self.of(large), memoryview(encoded), -(-elements // self.of(large).block)
         begin = len(codec.head(blocks))
-        return view[begin : begin + blocks * codec.scale_bytes], view[len(view) - elements * codec.code_bytes :]
+        end = begin + blocks * codec.scale_bytes
+        return view[begin:end], view[end + len(codec.table) :]
 
-    def put_together(self, scales: memoryview, codes: memoryview, large: bool) -> bytes:
+    def put_together(self, scales: memoryview, codes: memoryview | bytes, large: bool) -> bytes:
         codec = self.of(large)
         return b"".join((codec.head(len(scales) // max(1, codec.scale_bytes)), scales, codec.table, codes))
 
@@ -140,7 +229,7 @@ class GradientCodec:
         """Elements `start` to `stop` of an encoded part of so many; `start` begins a block where tensors are large."""
         codec, (scales, codes) = self.of(large), self.take_apart(encoded, elements, large)
         first, last = start // codec.block * codec.scale_bytes, -(-stop // codec.block) * codec.scale_bytes
-        return self.put_together(scales[first:last], codes[start * codec.code_bytes : stop * codec.code_bytes], large)
+        return self.put_together(scales[first:last], codes[codec.room(start) : codec.room(stop)], large)
 
     def read_part(self, message: runtime_pb2.Tensor, elements: int, large: bool) -> bytes:
         """The bytes of a part that another peer sent. What they decode to is finite.
@@ -160,8 +249,9 @@ class GradientCodec:
     def check_part(self, buffer: bytes, elements: int, large: bool) -> None:
         """Raise MalformedPart unless these bytes decode to so many finite numbers."""
         codec, blocks = self.of(large), -(-elements // self.of(large).block)
-        others = len(codec.head(blocks)) + len(codec.table)
-        if len(buffer) != others + blocks * codec.scale_bytes + elements * codec.code_bytes:
+        before = len(codec.head(blocks)) + blocks * codec.scale_bytes + len(codec.table)
+        scales, codes = self.take_apart(buffer, elements, large)
+        if len(buffer) < before or len(codes) != codec.codes(scales, elements):
             raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")
         try:
             codec.check(buffer, elements)
@@ -170,6 +260,9 @@ class GradientCodec:
 
 
 def codec_of(run: RunConfig) -> GradientCodec:
+    """The codec that all members of a run use."""
+    if run.optimizer.name == "local" and run.optimizer.sparse:
+        return GradientCodec(SparseMessage(run.optimizer.sparse), GradientCodec(SparseAverage()))
     return GradientCodec(Linear8() if run.swarm.compression == "linear8" else Blockwise8())
 
 
@@ -185,13 +278,13 @@ def self_test(codec: GradientCodec) -> None:
     """
     tensor = torch.linspace(-1.0, 1.0, 2**16, dtype=torch.float32).mul_(1e-3)
     decoded = torch.empty_like(tensor)
-    for large in (True, False):
+    for each in dict.fromkeys((codec.large, codec.averages.large, codec.of(False))):
         try:
-            codec.of(large).decode_into(codec.of(large).encode(tensor), decoded)
+            each.decode_into(each.encode(tensor), decoded)
             error = float((decoded - tensor).norm() / tensor.norm())
         except Exception as problem:  # whatever the codec's dependencies raise, the peer must not start
             raise TTError(
                 f"the gradient codec does not work here ({problem}): reinstall tt with its pinned versions"
             ) from problem
-        if not error < SELF_TEST_ERROR:
+        if not error < each.most_error:
             raise TTError(f"the gradient codec loses {error:.1%} here: reinstall tt with its pinned versions")

@@ -116,12 +116,12 @@ class Partition:
 
 
 class GradientBuffer:
-    """Every element of a layout, in the run's codec: scales and codes of large tensors, fp16 for small ones."""
+    """Every element of a layout, in a codec: scales and codes of large tensors, fp16 for small ones."""
 
     def __init__(self, layout: Partition, codec: GradientCodec):
         self.layout, self.codec = layout, codec
         scales = layout.boundary // codec.block * codec.large.scale_bytes
-        self.nbytes = scales + layout.boundary + 2 * (layout.size - layout.boundary)
+        self.nbytes = scales + codec.large.room(layout.boundary) + 2 * (layout.size - layout.boundary)
         self._memory = shared_bytes(self.nbytes)
         self._scales, self._codes = self._memory[:scales], self._memory[scales:]
 
@@ -134,23 +134,25 @@ class GradientBuffer:
 
     def write(self, start: int, stop: int, encoded: bytes) -> None:
         """Keep the checked bytes of elements `start` to `stop`. `start` begins a block where tensors are large."""
-        scales, codes = self.codec.take_apart(encoded, stop - start, stop <= self.layout.boundary)
+        large = stop <= self.layout.boundary
+        scales, codes = self.codec.take_apart(encoded, stop - start, large)
         first = start // self.codec.block * self.codec.large.scale_bytes
         self._scales[first : first + len(scales)] = scales
-        self._codes[self._code(start) : self._code(stop)] = codes
+        self._codes[self._code(start) : self._code(stop)] = self.codec.of(large).spread_out(scales, codes)
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes of elements `start` to `stop`, as they travel; the same as written where that was one piece."""
         large = stop <= self.layout.boundary
-        size = self.codec.of(large).scale_bytes
-        first, last = start // self.codec.block * size, -(-stop // self.codec.block) * size
-        return self.codec.put_together(
-            self._scales[first:last], self._codes[self._code(start) : self._code(stop)], large
-        )
+        codec = self.codec.of(large)
+        first, last = (-(-element // self.codec.block) * codec.scale_bytes for element in (start, stop))
+        scales = self._scales[first:last]
+        codes = codec.drawn_together(scales, self._codes[self._code(start) : self._code(stop)])
+        return self.codec.put_together(scales, codes, large)
 
     def _code(self, element: int) -> int:
         """The place of its code: those of small tensors have two bytes."""
-        return element + max(0, element - self.layout.boundary)
+        boundary = self.layout.boundary
+        return self.codec.large.room(min(element, boundary)) + 2 * max(0, element - boundary)
 
     def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
         """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""

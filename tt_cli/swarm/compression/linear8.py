@@ -30,7 +30,7 @@ SMALLEST = np.float32(2.0**-100)  # of a block counts as much; products and scal
 
 def encode(tensor: torch.Tensor) -> bytes:
     """The bytes of an fp32 CPU tensor of any shape. Raises ValueError where it is not finite, or above 2^126."""
-    _check_tensor(tensor)
+    check_tensor(tensor)
     out = np.empty(encoded_bytes(tensor.numel()), np.uint8)
     if not implementation().kernels.encode(tensor.detach().reshape(-1), out):
         raise ValueError("values that are not finite, or beyond 2^126")
@@ -42,7 +42,7 @@ def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
 
     Raises ValueError for bytes that `encode` cannot have made of so many elements; `out` is unchanged then.
     """
-    implementation().kernels.decode(check(buffer, out.numel()), _flat(out))
+    implementation().kernels.decode(check(buffer, out.numel()), flat(out))
 
 
 def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> None:
@@ -51,9 +51,8 @@ def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> Non
     Three fp32 operations on each element, each rounded by itself; may overflow. Raises ValueError for a weight that
     is negative or not finite, and as `decode_into`, before the accumulator is changed.
     """
-    if not 0 <= weight <= torch.finfo(torch.float32).max:
-        raise ValueError(f"a weight of {weight}")
-    implementation().kernels.add(check(buffer, accumulator.numel()), _flat(accumulator), np.float32(weight))
+    check_weight(weight)
+    implementation().kernels.add(check(buffer, accumulator.numel()), flat(accumulator), np.float32(weight))
 
 
 def check(buffer: Buffer, elements: int) -> np.ndarray:
@@ -98,14 +97,19 @@ def _trial(kernels: PortableLinear8) -> Iterator[tuple[str, object]]:
     yield "refusal", [kernels.encode(values, coded) for values in spoiled]
 
 
-def _check_tensor(tensor: torch.Tensor) -> None:
+def check_weight(weight: float) -> None:
+    if not 0 <= weight <= torch.finfo(torch.float32).max:
+        raise ValueError(f"a weight of {weight}")
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
         raise ValueError(f"{tensor.dtype} on {tensor.device} instead of float32 on the CPU")
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as (elements,). Raises ValueError where that is not contiguous fp32 on the CPU."""
-    _check_tensor(tensor)
+    check_tensor(tensor)
     if not tensor.is_contiguous():
         raise ValueError(f"a tensor of strides {tensor.stride()} instead of a contiguous one")
     return tensor.detach().view(-1)
