@@ -184,7 +184,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     from tt_cli.optim.lamb import Lamb8bit
     from tt_cli.optim.schedule import learning_rate
     from tt_cli.peer.device import choose_device
-    from tt_cli.peer.local_steps import inner_optimizer
+    from tt_cli.peer.local_steps import inner_optimizers
     from tt_cli.peer.memory_budget import check_host, check_room
     from tt_cli.task import task_of
 
@@ -206,7 +206,8 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
     rate, settings = learning_rate(run.schedule, 0), run.optimizer
     if settings.name == "local":
-        inner_optimizer(device.torch_device)[0](model.parameters(), lr=rate).step()
+        for optimizer in inner_optimizers(settings, dict(model.named_parameters()), rate)[0]:
+            optimizer.step()
     else:
         Lamb8bit(on_cpu, settings).step(gradients, rate)
     seconds = time.monotonic() - started

@@ -232,6 +232,7 @@ class LocalPart(Section):
     """
 
     name: Literal["local"]
+    inner: Literal["adamw", "muon"] = Field("adamw", description="adamw; or muon for matrices, and adamw for the rest")
     inner_batch: int = Field(16, ge=1, description="examples of one inner step of a peer")
     outer_lr: float = Field(1.0, gt=0, le=2, description="of the way that peers went on average, what a step takes")
     warmup_steps: int = Field(10, ge=0, description="inner steps until a peer with new moments has the full rate")
