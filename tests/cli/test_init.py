@@ -36,12 +36,14 @@ def test_flags_make_a_folder_and_say_what_comes_next(here: Tt, tmp_path: Path) -
 
 
 def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
-    answer = here("init", "my-run", "--yes", "--json", "--out", "there", "--size", "tiny")
+    slow = ["--line", "0.5", "--peers", "4", "--inner-steps", "3"]
+    answer = here("init", "my-run", "--yes", "--json", "--out", "there", "--size", "tiny", *slow)
     facts = json.loads(answer.stdout)
     assert facts["folder"] == str(tmp_path / "there") and facts["published"] is None and facts["address"] is None
-    assert facts["identity"] == load_run("there/run.toml").identity
+    assert facts["identity"] == (run := load_run("there/run.toml")).identity and run.optimizer.name == "local"
+    assert facts["lines"].startswith("Your members send 0.5 Mbit/s: local steps; after 3 inner steps of 32 examples by")
     assert facts["takes"]["fits"] == "a GPU with 4 GB" and "run.toml" in facts["files"]
-    assert set(facts) == {"folder", "published", "next", "identity", "peer_id", "address", "takes", "files"}
+    assert set(facts) == {"folder", "published", "next", "identity", "peer_id", "address", "takes", "lines", "files"}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_on_a_terminal_it_asks_until_the_answer_is_good(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     os.close(theirs)
-    lines = ["enormous", "tiny", "", "", "", "203.0.113.7", *[""] * 4]
+    lines = ["enormous", "tiny", "", "", "", "203.0.113.7", *[""] * 7]
     os.write(ours, "".join(f"{line}\n" for line in lines).encode())
     said = b""
     try:

@@ -34,5 +34,9 @@ def test_members_of_local_steps_agree_with_a_late_joiner_and_a_kill(
     wait_for_step(swarm, last_step(anna) + 2, "anna", "cleo")
     assert_agreed([anna, ben, late, swarm.members["aux"]])
     assert {len(event.members) for member in (anna, late) for event in committed(member)} >= {2, 3}
-    assert max(event.inner_steps or 0 for event in anna.of(Progress)) > 1
+    told = anna.of(Progress)
+    assert max(event.inner_steps or 0 for event in told) > 1
+    due = [(event.inner_steps or 0, event.inner_steps_due) for event in told if event.inner_steps_due is not None]
+    assert due and all(made <= of for made, of in due) and any(made < of for made, of in due)
+    assert min(told[-1].sent_per_hour, told[-1].received_per_hour) > 0
     assert [event.value for event in anna.of(Choice) if event.what == "inner optimizer"] == ["AdamW"]

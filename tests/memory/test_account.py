@@ -11,6 +11,7 @@ from tt_cli.memory import trainer_need
 from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.peer.local_steps import inner_optimizers
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
@@ -36,19 +37,27 @@ def test_the_state_takes_what_it_says(state: TrainedState) -> None:
     )
 
 
-def test_with_local_steps_parameters_are_shared_and_moments_are_the_devices() -> None:
-    run = EMOJI.replaced({"optimizer": {"name": "local"}})
+@pytest.mark.parametrize(("inner", "tied", "low", "high"), [("adamw", True, 0.25, 0.3), ("muon", False, 0.6, 0.9)])
+def test_with_local_steps_parameters_are_shared_and_moments_are_the_devices(
+    inner: str, tied: bool, low: float, high: float
+) -> None:
+    run = EMOJI.replaced({"optimizer": {"name": "local", "inner": inner}, "model.tied_embeddings": tied})
+    assert run.optimizer.name == "local"
     model = Dalle(DalleConfig.from_run(run))
-    held, adamw = TrainedState(run, model, None).state(), torch.optim.AdamW(model.parameters())
+    held, optimizers = (
+        TrainedState(run, model, None).state(),
+        inner_optimizers(run.optimizer, dict(model.named_parameters()))[0],
+    )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    adamw.step()
+    for optimizer in optimizers:
+        optimizer.step()
     found = {item.what: item for item in trainer_need(run, "cpu").items}
     assert found["shared state"].bytes == sum(tensor.nbytes for tensor in held.parameters.values())
-    moments = [t.nbytes for state in adamw.state.values() for t in state.values() if t.numel() > 1]
+    moments = [t.nbytes for one in optimizers for state in one.state.values() for t in state.values() if t.numel() > 1]
     assert found["inner moments"].bytes == sum(moments)
     gpu = {item.what: item for item in trainer_need(run, "cuda").items}["inner moments"]
-    assert gpu.place == "device" and 0.25 <= gpu.bytes / sum(moments) < 0.3
+    assert gpu.place == "device" and low <= gpu.bytes / sum(moments) < high
 
 
 @pytest.mark.parametrize("compression", ["linear8", "blockwise8"])

@@ -24,7 +24,8 @@ from tt_cli.web.web_app import make_app
 
 RUN = load_run("emoji")
 FULL = trainer(
-    **{"resynced_chunks": 2, "clipped_by": 3, "accused_by": 4, "slow_by": 5, "lag": 6, "figures": {"text": 1.5}}
+    **{"inner_steps": 11, "sent_per_hour": 222_000, "received_per_hour": 223_000},
+    **{"resynced_chunks": 2, "clipped_by": 3, "accused_by": 4, "slow_by": 5, "lag": 6, "figures": {"text": 1.5}},
 )
 FIGURES = sorted(PeerView.model_fields)
 NUMBERS = [name for name in FIGURES if isinstance(getattr(FULL, name), int | float)]

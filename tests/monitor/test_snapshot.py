@@ -39,6 +39,17 @@ def test_shares_samples_and_time_to_the_next_step(run: RunConfig) -> None:
     assert peers["a"].age_s == 4.0
 
 
+def test_inner_steps_are_summed_over_those_at_the_newest_step(run: RunConfig) -> None:
+    steps = {"a": (7, 5), "b": (7, 0), "c": (5, 40)}
+    records = [record(name, epoch=epoch, inner_steps=made) for name, (epoch, made) in steps.items()]
+    local = run.replaced({"optimizer": {"name": "local", "inner_batch": 20}})
+    snapshot = take_snapshot(local, [*records, record("helper", role="aux")], None, NOW)
+    assert (snapshot.inner_steps, snapshot.inner_steps_due) == (5, 13), "256 examples are 12.8 inner steps of 20"
+    assert [peer.inner_steps for peer in snapshot.peers] == [5, 0, 40, None]
+    averaged = take_snapshot(run, [record("a")], None, NOW)
+    assert (averaged.inner_steps, averaged.inner_steps_due) == (None, None)
+
+
 def test_an_enough_filled_step_is_due_now(run: RunConfig) -> None:
     snapshot = take_snapshot(run, [record("a", samples=300, samples_per_second=2.0)], None, NOW)
     assert snapshot.eta_s == 0.0

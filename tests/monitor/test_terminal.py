@@ -10,6 +10,7 @@ import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
 from tt_cli.monitor.snapshot_text import follow, one_truth, plain_text
+from tt_cli.monitor.views import figures
 from tt_cli.swarm.records.snapshot import SwarmSnapshot
 
 
@@ -105,3 +106,15 @@ def test_watching_prints_changes_and_after_half_a_minute() -> None:
         follow(look, stream, "json", interval=0.0, watch=True)
     times = [json.loads(line)["time"] - 1_000_000 for line in stream.getvalue().splitlines()]
     assert times == [0, 2, 3, 33]
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_inner_steps_and_bytes_an_hour_are_told_where_there_are_some(width: int) -> None:
+    assert "inner step" not in plain_text(snapshot()) + str(figures(snapshot(), "", width))
+    moving = {"sent_per_hour": 220_000_000, "received_per_hour": 230_000_000, "inner_steps": 35}
+    peers = [trainer(**moving), trainer(**moving), trainer(role="aux")]
+    local = snapshot(peers=peers, inner_steps=70, inner_steps_due=200)
+    assert "70 of 200 inner steps" in plain_text(local) and "up an hour 220 MB" in plain_text(local)
+    screen = "\n".join(line.plain for line in figures(local, "", width))
+    assert " · 70 of 200 inner steps" in screen and "…" not in screen.partition("one truth")[0]
+    assert "traffic   220 MB up and 230 MB down an hour by each peer" in screen

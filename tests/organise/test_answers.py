@@ -14,6 +14,8 @@ from tt_cli.organise.run_file import commented
 from tt_cli.run import RunConfig
 from tt_cli.run.run_source import builtin_runs, load_run
 
+ABOUT_MEMBERS = ["line", "peers", "inner-steps", "steps", "batch"]
+
 
 def defaults(question: RunQuestion, default: str) -> str:
     return default
@@ -37,7 +39,7 @@ def test_only_what_is_open_is_asked() -> None:
         return default
 
     answered("mine", {"size": "tiny"}, ask)
-    assert asked == ["data", "organisation", "authority", "address", "port", "repository", "steps", "batch"]
+    assert asked == ["data", "organisation", "authority", "address", "port", "repository", *ABOUT_MEMBERS]
     asked.clear()
     made = answered("mine", {"data": "acme/codes", "organisation": "acme"}, ask)
     assert {"codes", "vqgan"} <= set(asked)
@@ -81,6 +83,10 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"repository": "mine"}, "--repository mine: must be OWNER/NAME"),
         ({"steps": "-4"}, "--steps -4: must be a whole number from 1"),
         ({"batch": "1.5"}, "--batch 1.5: must be a whole number"),
+        ({"line": "0"}, "--line 0: must be a number of Mbit/s from 0.1, such as 20"),
+        ({"line": "fast"}, "--line fast: must be a number of Mbit/s"),
+        ({"peers": "0"}, "--peers 0: must be a whole number from 1"),
+        ({"inner-steps": "-1"}, "--inner-steps -1: must be a whole number from 0"),
     ],
 )
 def test_what_is_wrong_is_one_line(given: dict[str, str], words: str) -> None:

@@ -20,7 +20,7 @@ from tt_cli.run import RunConfig, load_run
 
 
 def found(name: str, *, step: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Check]:
-    return {check.name: check for check in look_over(name, peers=peers, device="cpu", step=step)}
+    return {check.name: check for check in look_over(name, peers=peers, device="cpu", step=step, members=(16, 20.0))}
 
 
 def written(run: RunConfig, path: Path) -> str:
@@ -38,7 +38,7 @@ def test_a_new_run_is_all_right_and_makes_a_step(here: Tt, tmp_path: Path) -> No
     told = json.loads(answer.stdout)
     assert (answer.returncode, told["ok"], answer.stderr) == (0, True, "")
     names = [check["name"] for check in told["checks"]]
-    assert names == ["run file", "keys", "tokenizer", "data", "VQGAN", "model", "swarm", "step"]
+    assert names == ["run file", "keys", "tokenizer", "data", "VQGAN", "model", "lines", "swarm", "step"]
     before, after = (float(part) for part in told["checks"][-1]["words"].split("its loss went from ")[1].split(" to "))
     assert after < before
 

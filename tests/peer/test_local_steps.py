@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tt_cli.checkpoint.checkpoint_files import newest, save
 from tt_cli.optim.schedule import learning_rate
-from tt_cli.peer.local_steps import LocalSteps, inner_optimizer
+from tt_cli.peer.local_steps import LocalSteps, adamw, inner_optimizers
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig
 from tt_cli.run.checkpoint_names import read_head
@@ -88,6 +88,27 @@ def test_an_inner_step_is_one_of_adamw_with_the_mean_gradient_and_the_schedules_
     for name, own in peer.parameters().items():
         torch.testing.assert_close(own, named[name].detach(), msg=name)
     assert [event.what for event in peer.events if isinstance(event, Choice)] == ["inner optimizer"]
+
+
+def test_muon_has_the_matrices_between_embedding_and_logits_and_adamw_all_else() -> None:
+    run = local_run(inner="muon", max_grad_norm=1e9, weight_decay=0.0)
+    peer = Peer(run)
+    peer.micro_batch(1)
+    step = peer.away()["0.weight"] / learning_rate(run.schedule, 0)
+    singular = torch.linalg.svdvals(step) / (0.2 * max(step.shape) ** 0.5)
+    assert 0.6 < float(singular.median()) < float(singular.max()) < 1.3, "about orthogonal"
+    assert 0.1 < float(step.square().mean().sqrt()) < 0.3, "as far as AdamW's"
+    assert [event.value for event in peer.events if isinstance(event, Choice)] == [
+        "Muon, and AdamW for all but matrices"
+    ]
+
+    names = {"embedding": (9, 4), "attention.0.qkv": (12, 4), "norm.weight": (4,), "logits.weight": (9, 4)}
+    parameters = {name: nn.Parameter(torch.ones(shape)) for name, shape in names.items()}
+    settings = local_run(inner="muon").optimizer
+    assert settings.name == "local"
+    rest, muon = inner_optimizers(settings, parameters)[0]
+    assert muon.param_groups[0]["params"] == [parameters["attention.0.qkv"]]
+    assert sum(len(group["params"]) for group in rest.param_groups) == 3
 
 
 def test_new_moments_warm_up() -> None:
@@ -273,7 +294,7 @@ def test_rounds_of_one_thread_and_steps_of_another_lose_no_sample() -> None:
 
 
 def test_where_bitsandbytes_does_not_run_it_is_fp32_with_the_reason() -> None:
-    make, name, reason = inner_optimizer(torch.device("cpu"))
+    make, name, reason = adamw(torch.device("cpu"))
     assert make is torch.optim.AdamW and name == "AdamW" and "GPU" in reason
     make([nn.Parameter(torch.ones(2))], lr=1e-3)
 

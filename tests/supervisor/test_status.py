@@ -54,8 +54,16 @@ def shown(status: PeerState, *, running: bool = True, answers: bool = True, widt
 
 
 def test_inner_steps_stand_beside_the_step() -> None:
-    (line,) = [line for line in shown(folded(progress(NOW, inner_steps=1))) if line.startswith("  step")]
-    assert line == "  step      11 of 600 · loss 3.500 · 100 of 256 samples to the next · 1 inner step here"
+    for counts, words in (({}, "1 inner step here"), ({"inner_steps_due": 20}, "1 of 20 inner steps here")):
+        lines = shown(folded(progress(NOW, inner_steps=1, **counts)))
+        (line,) = [line for line in lines if line.startswith("  step")]
+        assert line == f"  step      11 of 600 · loss 3.500 · 100 of 256 samples to the next · {words}"
+
+
+def test_traffic_is_told_by_the_hour_where_it_is_known() -> None:
+    for hourly, words in (({}, ""), ({"sent_per_hour": 222_000_000}, " · 222 MB up and 0 B down an hour")):
+        lines = shown(folded(progress(NOW, bytes_sent=500, bytes_received=0, **hourly)))
+        assert f"  traffic   sent 500 B · received 0 B{words}" in lines
 
 
 def test_a_training_peer() -> None:

@@ -11,6 +11,7 @@ from swarm.made import USUAL, record
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 COUNTS = ["epoch", "samples", "total_samples", "micro_batch", "bytes_sent", "bytes_received", "resynced_chunks"]
+COUNTS += ["sent_per_hour", "received_per_hour"]
 NUMBERS = ["samples_per_second", "time"]
 TEXTS = ["peer_id", "user", "version", "device", "round"]
 

@@ -152,6 +152,7 @@ def test_what_an_honest_peer_says_has_room_and_no_more(alice: Identity) -> None:
     full |= {name: [alice.peer_id] * 8 for name in ("clipped", "accused", "slow")} | {"digest": "3f" * 32}
     full |= {"figures": {f"{number:x<24}": 1.5 for number in "abcd"}, "pass_text": "x" * 600}
     full |= {name: 10**12 for name in ("samples", "total_samples", "bytes_sent", "bytes_received", "micro_batch")}
+    full |= dict.fromkeys(("inner_steps", "sent_per_hour", "received_per_hour"), 10**12)
     peer, history = record(alice.peer_id).model_dump() | full, history_of(alice) | {"pass_text": "x" * 600}
     history["steps"] = [(10**12, 1.5, 1e9 + 0.5)] * 256
     assert accepted(dht_record(peers_key(RUN), owner_of(alice), peer, alice), alice)

@@ -58,11 +58,13 @@ def test_plain_lines_of_a_training_peer() -> None:
 
 
 def test_inner_steps_are_told_where_there_are_some() -> None:
-    happened = [e.Phase("training", "towards step 12", at=0.0), progress(1.0), progress(31.0, inner_steps=7)]
-    assert "256 samples to step 12, in 4 s; 7 inner steps here; 3 peers;" in shown(happened)
-    assert "this peer 12.1 samples/s · 7 inner steps · 34 % of the swarm · 5,000 samples so far" in "\n".join(
-        drawn(happened, 100, 24, 32.0)
-    )
+    local = {"inner_steps": 7, "inner_steps_due": 20, "sent_per_hour": 222_000_000, "received_per_hour": 223_000_000}
+    happened = [e.Phase("training", "towards step 12", at=0.0), progress(1.0), progress(31.0, **local)]
+    assert "256 samples to step 12, in 4 s; 7 of 20 inner steps here; 3 peers;" in shown(happened)
+    assert "sent 12.1 MB, received 33.4 MB, 222 MB up and 223 MB down an hour" in shown(happened)
+    screen = "\n".join(drawn(happened, 100, 24, 32.0))
+    assert "this peer 12.1 samples/s · 7 of 20 inner steps · 34 % of the swarm · 5,000 samples so far" in screen
+    assert "sent 12.1 MB · received 33.4 MB · 222 MB up and 223 MB down an hour" in screen
 
 
 def test_json_lines_are_the_events() -> None:

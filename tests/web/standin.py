@@ -50,6 +50,11 @@ class MadeHistory:
                 **trainer(lag=2 * (index == 7), client_mode=index % 3 == 0).model_dump(mode="json"),
                 **{"peer_id": f"12D3KooW{index:038d}", "user": users[index % len(users)], "share": 1 / peers},
                 **{"device": DEVICES[index % len(DEVICES)], "samples_per_second": 95.0 * 0.86**index + 0.3},
+                **{
+                    "inner_steps": index,
+                    "sent_per_hour": 222_000_000 * (index > 2),
+                    "received_per_hour": 1_400_000_000,
+                },
                 **({"role": "aux", "samples_per_second": 0.0} if index == 5 else {}),
             }
             for index in range(peers)
@@ -68,6 +73,7 @@ class MadeHistory:
     def newest(self, key: str) -> tuple[str, float] | None:
         if key == "snapshot":
             total = {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": len(self._peers)}
+            total |= {"inner_steps": 210, "inner_steps_due": 600}
             now = snapshot(time=self._told_at, peers=[], **total, **({} if self._peers else {"eta_s": None})).to_json()
             del now["history"]
             return json.dumps({**now, "peers": self._peers}), time.time()

@@ -321,6 +321,16 @@ def test_names_of_peers_are_text(context: BrowserContext, served: Served) -> Non
     assert fits(page)
 
 
+def test_inner_steps_and_bytes_an_hour_stand_apart_from_global_steps(context: BrowserContext, served: Served) -> None:
+    page = opened(context, served)
+    expect(page.locator("#f-step-of")).to_have_text(re.compile(r"^of [\d,]+ · 210 of 600 inner steps$"))
+    choose(page.get_by_role("radio", name="Table"))
+    heads = page.locator("#swarm-table th").all_inner_texts()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#swarm-table tbody tr").all()[2:4]]
+    shown = [[row[heads.index(head)] for head in ("Inner steps", "Up, down an hour")] for row in rows]
+    assert shown == [["2", "–, 1.4 GB"], ["3", "222 MB, 1.4 GB"]]
+
+
 def test_the_colours_are_kept(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     paper = "getComputedStyle(document.body).backgroundColor"

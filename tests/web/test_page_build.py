@@ -10,7 +10,7 @@ import pytest
 
 from tt_cli.run import load_run
 from tt_cli.web.index_html import STATIC, index_html
-from tt_cli.web.run_facts import run_facts
+from tt_cli.web.run_facts import figures, run_facts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "tt_cli/web/page"
@@ -61,6 +61,17 @@ def test_a_run_that_says_little_keeps_the_pages_own_words() -> None:
     page = index_html({})
     assert "One model, trained by many" in page
     assert "tt join RUN" in page
+
+
+def test_figures_of_a_run_with_local_steps_tell_of_inner_steps() -> None:
+    totals = {"peers": 1, "devices": 1, "seconds": 0, "samples": 0}
+    run = load_run("emoji").replaced({"optimizer": {"name": "local", "inner_batch": 24}})
+    local, averaged = (figures(each, {"parameters": 10**6}, {}, totals) for each in (run, load_run("emoji")))
+    labels = [[figure["label"] for figure in each["communication"]] for each in (local, averaged)]
+    assert labels[0][:2] == ["one pseudo-gradient, as it travels", "the same in 32 bits"]
+    assert local["communication"][3] == {"label": "of them in one inner step of a peer", "value": 24, "unit": "samples"}
+    assert labels[1][0] == "one gradient, as it travels" and not any("inner" in label for label in labels[1])
+    assert [each["memory"][2]["value"] for each in (local, averaged)] == [0, 2]
 
 
 def test_names_that_nobody_checked_are_marked() -> None:

@@ -17,6 +17,7 @@ from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, OptionalValues, argument, exclusive, option, switch
 from tt_cli.errors import UsageError
 from tt_cli.memory import Place, shown
+from tt_cli.terminal.format import percent
 
 if TYPE_CHECKING:
     from tt_cli.memory.question import CalculatorQuestion
@@ -164,8 +165,9 @@ def _show_answers(say: Say, memory: MemoryReport) -> None:
     if network["bytes_each_way"]:
         size, line = shown(network["bytes_each_way"]), f"{network['mbits']:g} Mbit/s"
         words = f"a global step on the network: {size} out and in, {network['seconds']:.1f} s at {line}"
-        hourly = network.get("bytes_per_hour")
-        say(f"{words} among {network['peers']} peers{f'; {shown(hourly)} an hour' if hourly else ''}")
+        if hourly := network.get("bytes_per_hour"):
+            pace = f"; {shown(hourly)} an hour, the GPU busy {percent(network['device_busy'])} of the time"
+        say(f"{words} among {network['peers']} peers{pace if hourly else ''}")
     words = f"a global step of {compute['examples']} examples computes {compute['flops']:.3g} FLOP"
     say(words + (f": {compute['seconds']:,.1f} s on one {compute['gpu']}" if compute["gpu"] else ""))
     say()

@@ -24,17 +24,19 @@ tt init my-run                                    asks, and writes the folder my
 tt init my-run --address 203.0.113.7 --yes        the defaults for all that is not said
 tt init art --size medium --data acme/art-codes --organisation acme \\
     --authority https://passes.example.org --address tt.example.org --publish
+tt init art --size large --line 5 --peers 8 --yes  slow lines: has members make local steps, and says why
 tt init art --publish                             publishes the folder that is there
 
 It makes a run file, the keys of the aux peer and of the authority, a card for the Hub, and files for compose,
 systemd, nginx, Caddy and Prometheus. Nothing that exists is overwritten. `tt check my-run/run.toml` looks it over.
---json prints {"folder", "published", "next": […], "identity", "peer_id", "address", "takes": {…}, "files": […]}."""
+--json prints {"folder", "published", "next": […], "identity", "peer_id", "address", "takes": {…}, "lines", "files"}."""
 CHECK_EXAMPLES = """\
 tt check my-run/run.toml           after `tt init`, and after every change
 tt check org/run                   as volunteers will read it
+tt check my-run/run.toml --line 5 --peers 8
 tt check my-run/run.toml --no-step --json
 
-It looks at every field, keys, tokenizer, data, VQGAN, model and memory, peers and authority, and dry-runs one step.
+It looks at every field, keys, tokenizer, data, VQGAN, model, members' lines, peers, authority, and dry-runs one step.
 --json prints {"ok": …, "checks": [{"name", "verdict": "pass" | "warning" | "fail", "words", "fix"}, …]}.
 Exit code: 0 when nothing fails, 1 else. `tt doctor` looks at the machine."""
 CHECK_MARKS = {"pass": "✓ ", "warning": "! ", "fail": "✗ "}
@@ -57,8 +59,13 @@ def init(
     address: Annotated[Text, option("HOST", "IP or host name of the server with the aux peer")] = None,
     port: Annotated[Text, option("N", "its TCP port for peers (default 31337)")] = None,
     repository: Annotated[Text, option("OWNER/NAME", "on the Hub, for run file, card and checkpoints")] = None,
-    steps: Annotated[Text, option("N", "global steps (default: by size)")] = None,
-    batch: Annotated[Text, option("N", "examples of all peers for one step (default: by size)")] = None,
+    line: Annotated[Text, option("MBIT", "Mbit/s that a member's line sends (default 20)")] = None,
+    peers: Annotated[Text, option("N", "members that will compute at a time (default 16)")] = None,
+    inner_steps: Annotated[
+        Text, option("N", "local steps of a member between two averages; 0: none (default: by line and size)")
+    ] = None,
+    steps: Annotated[Text, option("N", "global steps (default: by size and inner steps)")] = None,
+    batch: Annotated[Text, option("N", "examples of all peers for one (default: by size and inner steps)")] = None,
     out: Annotated[Path | None, option("DIR", "the folder to make (default ./NAME)")] = None,
     publish: Annotated[bool, switch("--publish", "put run file and card on the Hub, in one commit")] = False,
     yes: Annotated[bool, switch("--yes", "ask nothing: defaults for what is not said")] = False,
@@ -72,7 +79,7 @@ def init(
 
     folder = out or Path(checked_name(name))
     user = whoami().name if publish else ""
-    given = {question.key: context.params[question.key] for question in QUESTIONS}
+    given = {question.key: context.params[question.key.replace("-", "_")] for question in QUESTIONS}
     recipe = None
     if publish and (there := finished(folder, name)) is not None:
         repository = repository or there.checkpoints.repository or f"{user}/{name}"
@@ -101,14 +108,18 @@ def check(
     run: Run,
     peer: Annotated[list[str] | None, option("MULTIADDR", "try this one, not the file's")] = None,
     device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps or xpu for the step")] = None,
+    line: Annotated[float | None, option("MBIT", "Mbit/s that a member's line sends (default 20)", min=0.1)] = None,
+    peers: Annotated[int | None, option("N", "members that compute at a time (default 16)", min=1)] = None,
     no_step: Annotated[bool, switch("--no-step", "make no step: for small machines")] = False,
     json: Json = False,
 ) -> None:
     """Print a line for each check as it is made."""
+    from tt_cli.organise.averaging import LINE, PEERS
     from tt_cli.organise.run_check import look_over
     from tt_cli.run.initial_peers import checked_peers
 
-    checks = look_over(run, peers=checked_peers(peer or []), device=device, step=not no_step)
+    addresses, members = checked_peers(peer or []), (peers or PEERS, line or LINE)
+    checks = look_over(run, peers=addresses, device=device, step=not no_step, members=members)
     show_checks(checks, json, CHECK_MARKS)
 
 
@@ -142,7 +153,7 @@ def _ask(question: RunQuestion, default: str) -> str:
 
 def _tell(recipe: Recipe) -> None:
     made = f"\nMade {recipe.folder}: the run {recipe.run.identity}"
-    print(made, f"Each peer: {recipe.takes.in_words()}", *recipe.files, sep="\n  ")
+    print(made, f"Each peer: {recipe.takes.in_words()}", recipe.lines, *recipe.files, sep="\n  ")
     if recipe.address:
         print(f"The aux peer will be {recipe.address}; the run file says so already.")
     else:

@@ -13,9 +13,39 @@ from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.memory.trainer_account import Kind
-from tt_cli.run.run_source import builtin_runs, load_run
+from tt_cli.run import RunConfig, load_run
+from tt_cli.run.run_source import builtin_runs
 
 Subject = Known | OfRun
+
+
+@dataclass(frozen=True)
+class StepPace:
+    """A peer's part of one global step. sent: bytes, and as many are received. line, device: seconds of both at work.
+
+    busy: the part of the time in which the device computes what the step asks for. per_hour: bytes sent.
+    """
+
+    sent: int
+    line: float
+    device: float
+    busy: float
+    per_hour: int
+
+
+def pace(subject: Subject, peers: int, mbits: float, gpu: Gpu) -> StepPace:
+    """The pace of `peers` alike, each with such a GPU and a line of `mbits` Mbit/s each way."""
+    sent = 2 * subject.gradient_bytes(peers) * (peers - 1) // peers  # all-reduce
+    peak = gpu.full if subject.described()["precision"] == "fp32" else gpu.half
+    device = subject.flops() * subject.examples()[0] / peers / (UTILISATION * peak * 1e12)
+    line, waits = 8e-6 * sent / mbits, isinstance(subject, OfRun) and not subject.run.optimizer.delayed
+    seconds = line + device if waits else max(line, device)
+    return StepPace(sent, line, device, device / seconds, round(3600 * sent / seconds))
+
+
+def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
+    """The pace of a run's peers with a TYPICAL GPU each."""
+    return pace(OfRun.of(run, CalculatorQuestion(run.run.name)), peers, mbits, GPUS[TYPICAL])
 
 
 @dataclass(frozen=True)
@@ -89,19 +119,16 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
     ]
     examples, reasons["examples"] = subject.examples()
     peers = 1 if question.alone else question.peers
-    size = 2 * subject.gradient_bytes(peers) * (peers - 1) // peers  # sent, and received (all-reduce)
-    seconds = round(8 * size / (question.mbits * 1e6), 3)
-    network = {"bytes_each_way": size, "peers": peers, "seconds": seconds, "mbits": question.mbits}
+    step = pace(subject, peers, question.mbits, gpu or GPUS[TYPICAL])
+    network = {"bytes_each_way": step.sent, "peers": peers, "mbits": question.mbits, "seconds": round(step.line, 3)}
     compute: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}
     if question.kind == "cuda":
         chosen = gpu or GPUS[TYPICAL]
         peak = chosen.full if described["precision"] == "fp32" else chosen.half
         given = "" if gpu else "no GPU was named: "
         reasons["compute"] = f"{given}{chosen.title} at {UTILISATION:.0%} of its {peak:g} TFLOP/s, an assumption"
-        seconds = round(compute["flops"] / (UTILISATION * peak * 1e12), 3)
-        compute |= {"gpu": chosen.title, "seconds": seconds, "utilisation": UTILISATION}
-        hours = (seconds / peers + network["seconds"]) / 3600
-        network["bytes_per_hour"] = round(size / hours)
+        compute |= {"gpu": chosen.title, "seconds": round(peers * step.device, 3), "utilisation": UTILISATION}
+        network |= {"bytes_per_hour": step.per_hour, "device_busy": round(step.busy, 4)}
     return MemoryReport(
         subject.title, question.kind, described, reasons, answer, micro_batch, largest, room, change,
         network, compute, rows,

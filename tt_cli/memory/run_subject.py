@@ -26,8 +26,8 @@ class OfRun:
     @classmethod
     def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
         """Choose what the question leaves open. Raises UsageError for what a run's peers do not do."""
-        inner_batch = run.optimizer.inner_batch if run.optimizer.name == "local" else None
-        if inner_batch and (question.optimizer or question.bits):
+        local = run.optimizer if run.optimizer.name == "local" else None
+        if local and (question.optimizer or question.bits):
             raise UsageError(f"{run.run.name} is trained with local steps: leave the optimizer out")
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
@@ -50,14 +50,14 @@ class OfRun:
         run = run.replaced({key: value for key, value in changes.items() if value is not None})
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
-            "optimizer": "local steps of AdamW on the device, parameters alone shared: as the run's file says"
-            if inner_batch
+            "optimizer": f"local steps of {local.inner} on the device, parameters alone shared: as the run's file says"
+            if local
             else "8-bit LAMB in the host's memory: what every peer of a run does",
             "activations": "none kept beyond the least: a peer keeps more where there is room",
         }
-        if inner_batch:
-            each = (question.examples or run.swarm.target_batch_size) / (inner_batch * question.peers)
-            words = f"{each:.3g} of {inner_batch} examples by each of {question.peers} peers"
+        if local:
+            each = (question.examples or run.swarm.target_batch_size) / (local.inner_batch * question.peers)
+            words = f"{each:.3g} of {local.inner_batch} examples by each of {question.peers} peers"
             reasons["inner steps"] = f"{words} for a global step: as the run's file says"
         if question.precision is None:
             reasons["precision"] = "fp32: usual on a CPU" if wide else "mixed: what a peer with a GPU does"
@@ -119,7 +119,7 @@ class OfRun:
         kept = self.run.optimizer.sparse if self.run.optimizer.name == "local" else 0
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
-            "optimizer": "adamw, local steps" if local else "lamb",
+            "optimizer": f"{self.run.optimizer.inner}, local steps" if self.run.optimizer.name == "local" else "lamb",
             "state_bits": 32 if local and self.kind == "cpu" else 8,
             "offload": not local,
             "layers": "reversible" if model.reversible else "kept",

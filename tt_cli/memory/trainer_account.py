@@ -7,6 +7,7 @@ measured, see docs/performance.md; scripts/bench peer measures the whole again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -94,7 +95,10 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
     state, inner = 4 * parameters, 0
     if run.optimizer.name == "local":  # on GPUs bitsandbytes' AdamW
-        inner = moment_bytes(sizes, *BITSANDBYTES) if kind == "cuda" else 8 * parameters
+        smallest, block = BITSANDBYTES if kind == "cuda" else (math.inf, 1)
+        inner = moment_bytes(sizes, smallest, block)
+        if run.optimizer.inner == "muon":  # one moment of a matrix, in fp32
+            inner += 4 * sum(decoder.matrix_sizes) - moment_bytes(decoder.matrix_sizes, smallest, block)
     else:
         state += moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
     sparse = run.optimizer.name == "local" and run.optimizer.sparse
@@ -131,7 +135,7 @@ def round_items(sizes: list[int], encoded: int) -> list[tuple[str, int]]:
     ]
 
 
-def moment_bytes(sizes: Iterable[int], smallest: int, block: int) -> int:
+def moment_bytes(sizes: Iterable[int], smallest: float, block: int) -> int:
     """Both moments of every tensor in 8 bits: a byte for each element and a float32 for each block, or 4 bytes each.
 
     smallest: elements from which a tensor's moments are in 8 bits. block: elements that share a scale.

@@ -131,6 +131,11 @@ class DalleConfig:
         return [3 * inner * d, d * inner, d, 2 * hidden * d, 2 * hidden, d * hidden, d]
 
     @property
+    def matrix_sizes(self) -> list[int]:
+        """Elements of each matrix between embedding and logits."""
+        return self.weight_sets * [self.set_sizes[place] for place in (0, 1, 3, 5)]
+
+    @property
     def tensor_sizes(self) -> list[int]:
         """Elements of each tensor of parameters."""
         own = [self.dim] * 3 * 2 * self.depth  # norm's weight and bias, LayerScale; two branches

@@ -11,7 +11,19 @@ from rich.text import Text
 
 from tt_cli.monitor.scene import SILENT, middle_speed, peer_name, remarks
 from tt_cli.swarm.records.snapshot import PeerView, SwarmNow
-from tt_cli.terminal.format import NONE, clean, duration, fit, loss_value, percent, plural, rate, short_digest, short_id
+from tt_cli.terminal.format import (
+    NONE,
+    byte_count,
+    clean,
+    duration,
+    fit,
+    loss_value,
+    percent,
+    plural,
+    rate,
+    short_digest,
+    short_id,
+)
 from tt_cli.terminal.table import Column, table
 from tt_cli.web.schemas import Leader
 
@@ -29,7 +41,8 @@ WRITTEN: Mapping[str, tuple[int, int, Callable[[Any], str]]] = {
     "link": (6, 6, lambda client: "client" if client else "direct"),
     "yes or no": (3, 3, lambda true: "yes" if true else "no"),
     "figures": (12, 48, _named),
-    "count": (6, 13, lambda count: f"{count:,}"),
+    "count": (6, 13, lambda count: NONE if count is None else f"{count:,}"),
+    "bytes": (9, 9, byte_count),
     "per second": (9, 9, rate),
     "share": (5, 5, percent),
     "seconds": (8, 12, duration),

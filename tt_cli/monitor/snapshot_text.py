@@ -14,6 +14,7 @@ from tt_cli.monitor.scene import peer_name, standing
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
 from tt_cli.terminal.format import clean, duration, loss_value, percent, plural, rate, short_digest
 from tt_cli.terminal.live_view import Mode, clock, write_line
+from tt_cli.terminal.swarm_lines import inner_steps
 
 NAMED = 3  # of the peers that differ
 AT_LEAST_EVERY = 30.0
@@ -49,6 +50,7 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
     parts = [
         f"step {snapshot.epoch:,} of {snapshot.total_steps:,}",
         f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples to the next",
+        *([] if snapshot.inner_steps is None else [inner_steps(snapshot.inner_steps, snapshot.inner_steps_due)]),
         f"next step in {duration(snapshot.eta_s)}",
         f"end in {duration(snapshot.seconds_left)}",
         f"loss {loss_value(snapshot.loss)}",

@@ -17,7 +17,7 @@ from tt_cli.terminal.chart import area_chart, line_chart
 from tt_cli.terminal.format import bar, clean, duration, fit, labelled, left_right, loss_value, percent, plural, rate
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.status_lines import status_lines
-from tt_cli.terminal.swarm_lines import Curve
+from tt_cli.terminal.swarm_lines import Curve, hourly, inner_steps
 
 WIDE = 120  # cells from which charts stand beside each other
 NARROW = 64  # cells below which bars give way to words
@@ -159,18 +159,27 @@ def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
     speed = f"{rate(snapshot.samples_per_second)} samples/s" + (f" · {flops}" if flops else "")
     steps = f"{snapshot.epoch:,} of {snapshot.total_steps:,} · {done}"
     samples = f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples"
+    made = snapshot.inner_steps
+    inner = "" if made is None else f" · {inner_steps(made, snapshot.inner_steps_due)}"
+    busy = [peer for peer in snapshot.peers if peer.sent_per_hour or peer.received_per_hour]
+    up, down = (
+        sum(getattr(peer, f"{way}_per_hour") for peer in busy) / max(1, len(busy)) for way in ("sent", "received")
+    )
+    traffic = [labelled("traffic", f"{hourly(up, down, '')} by each peer", width=width)] if busy else []
     truth = [fit(one_truth(snapshot), width)] if snapshot.holders else []
     loss = ("loss ", ""), (loss_value(snapshot.loss), "bold")
     if width < NARROW:
-        rows: dict[str, str | tuple[str, str]] = {"step": steps, "run": ends, "next": f"{samples} · {eta}"}
+        rows: dict[str, str | tuple[str, str]] = {"step": steps + inner, "run": ends, "next": f"{samples} · {eta}"}
         rows |= {"swarm": who, "speed": speed, "loss": loss[1]}
-        return [*(labelled(label, words, width=width) for label, words in rows.items()), *truth]
+        return [*(labelled(label, words, width=width) for label, words in rows.items()), *traffic, *truth]
+    samples += inner
     words = max(len(f"{steps} · {ends}"), len(f"{samples} · {eta}"))
     room = max(8, min(80, width - 12 - words))
     return [
         labelled("step", bar(snapshot.epoch / total, room), f"  {steps} · {ends}", width=width),
         labelled("next step", bar(snapshot.samples / target, room, "green"), f"  {samples} · {eta}", width=width),
         labelled("swarm", (who, "bold" if snapshot.trainers else "yellow"), f" · {speed} · ", *loss, width=width),
+        *traffic,
         *truth,
     ]
 

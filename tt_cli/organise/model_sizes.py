@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from tt_cli.memory import GIB, shown, trainer_need
 from tt_cli.memory.gpus import USABLE
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.run import RunConfig
+from tt_cli.run import RunConfig, load_run
 
 DIM_HEAD = 64
 
@@ -21,6 +22,11 @@ class Size:
     batch: int
     steps: int
     peak_lr: float
+
+    def spread(self, inner_steps: int) -> Size:
+        """For as many examples in so many inner steps to a global one; 0: none."""
+        number = max(1, inner_steps)
+        return replace(self, batch=self.batch * number, steps=math.ceil(self.steps / number))
 
 
 SIZES = {
@@ -68,6 +74,20 @@ class Takes:
         """A row in a table of sizes on a narrow terminal."""
         memory = f"{shown(self.gpu):>8} of a GPU or {shown(self.cpu_ram):>8} of RAM"
         return f"{_millions(self.parameters):>7} parameters, {memory}"
+
+
+def sized(size: Size, codes: str) -> RunConfig:
+    """The built-in run that learns such codes, with a model of this size and the schedule it starts from."""
+    changes = {
+        "model.dim": size.dim,
+        "model.depth": size.layers,
+        "model.heads": size.dim // DIM_HEAD,
+        "model.dim_head": DIM_HEAD,
+        "schedule.total_steps": size.steps,
+        "schedule.peak_lr": size.peak_lr,
+        "swarm.target_batch_size": size.batch,
+    }
+    return load_run("dalle" if codes == "f8" else "emoji").replaced(changes)
 
 
 def takes(run: RunConfig) -> Takes:

@@ -9,14 +9,15 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tt_cli.errors import UsageError
-from tt_cli.organise.model_sizes import DIM_HEAD, SIZES, Size, nearest, takes
-from tt_cli.run import load_run
+from tt_cli.organise import averaging
+from tt_cli.organise.model_sizes import DIM_HEAD, SIZES, Size, nearest, sized, takes
 from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPart, fitting
 
 BUILTIN_DATA = "emoji"
@@ -49,6 +50,9 @@ class RunAnswers:
     address: str
     port: int
     repository: str
+    line: float
+    peers: int
+    inner_steps: int
     steps: int
     batch: int
 
@@ -57,7 +61,7 @@ class RunAnswers:
 class RunQuestion:
     """key: the field of RunAnswers; its flag is --KEY. words: what is asked. default: may follow from answers before.
 
-    asked: whether the answers before leave it open at all. choices: lines that explain some answers.
+    asked: whether the answers before leave it open at all. choices: lines about some answers, or the default.
     """
 
     key: str
@@ -65,7 +69,7 @@ class RunQuestion:
     check: Check
     default: str | Callable[[Mapping[str, Any]], str] = ""
     asked: Callable[[Mapping[str, Any]], bool] = lambda before: True
-    choices: Callable[[], list[str]] = lambda: []
+    choices: Callable[..., list[str]] = lambda before: []
 
     def answer(self, text: str) -> Any:
         """The value of an answer. Raises UsageError."""
@@ -130,6 +134,12 @@ def _number(low: int, high: int) -> Check:
     return check
 
 
+def _mbits(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text) or float(text) < 0.1:
+        raise ValueError("must be a number of Mbit/s from 0.1, such as 20")
+    return float(text)
+
+
 def _as_field(part: type[BaseModel], field: str) -> Check:
     """Check as the run file's field is checked."""
     info = part.model_fields[field]
@@ -148,14 +158,25 @@ def _or_none(check: Check) -> Check:
     return lambda text: text and check(text)
 
 
-def _sizes_in_words() -> list[str]:
+def _sizes_in_words(_before: object) -> list[str]:
     """The memory that each named size takes: with emoji's pictures up to small, with the paper's from there on."""
-    lines = []
-    for name, size in SIZES.items():
-        base = load_run("emoji" if size.dim < 512 else "dalle")
-        run = base.replaced({"model.dim": size.dim, "model.depth": size.layers, "model.heads": size.dim // DIM_HEAD})
-        lines.append(f"{name:<6} {f'{size.dim}x{size.layers}':<8} {takes(run).in_brief()}")
-    return lines
+    brief = {name: takes(sized(size, "emoji" if size.dim < 512 else "f8")).in_brief() for name, size in SIZES.items()}
+    return [f"{name:<6} {f'{SIZES[name].dim}x{SIZES[name].layers}':<8} {words}" for name, words in brief.items()]
+
+
+def _inner_steps(before: Mapping[str, Any]) -> int:
+    return averaging.inner_steps(sized(before["size"], before["codes"]), (before["peers"], before["line"]))
+
+
+def _why_so_many(before: Mapping[str, Any]) -> list[str]:
+    number, members = _inner_steps(before), (before["peers"], before["line"])
+    run = averaging.suited(sized(before["size"].spread(number), before["codes"]), number, members)
+    return [averaging.reason(run, members)]
+
+
+def _spread(before: Mapping[str, Any]) -> Size:
+    size: Size = before["size"]
+    return size.spread(before["inner-steps"])
 
 
 _ORGANISATION = re.compile(r"[A-Za-z0-9][\w.-]{0,95}")
@@ -168,7 +189,7 @@ QUESTIONS = (
         fitting(CODES.__contains__, f"give {' or '.join(CODES)}"),
         "f8",
         lambda before: before["data"] != BUILTIN_DATA,
-        lambda: [f"{name:<6} {words}" for name, words in CODES.items()],
+        lambda before: [f"{name:<6} {words}" for name, words in CODES.items()],
     ),
     RunQuestion(
         "organisation",
@@ -201,12 +222,21 @@ QUESTIONS = (
         _or_none(_as_field(CheckpointsPart, "repository")),
         lambda before: f"{before['organisation']}/{before['name']}" if before["organisation"] else "",
     ),
-    RunQuestion("steps", "How many global steps?", _number(1, 10**9), lambda before: str(before["size"].steps)),
+    RunQuestion("line", "How many Mbit/s does a member's line send? Homes: 5 to 20", _mbits, f"{averaging.LINE:g}"),
+    RunQuestion("peers", "How many members will compute at a time?", _number(1, 10**4), str(averaging.PEERS)),
+    RunQuestion(
+        "inner-steps",
+        "How many steps does a member make by itself between two averages? 0: gradients are averaged",
+        _number(0, 10**4),
+        lambda before: str(_inner_steps(before)),
+        choices=_why_so_many,
+    ),
+    RunQuestion("steps", "How many global steps?", _number(1, 10**9), lambda before: str(_spread(before).steps)),
     RunQuestion(
         "batch",
         "How many examples of all peers make one step?",
         _number(1, 10**7),
-        lambda before: str(before["size"].batch),
+        lambda before: str(_spread(before).batch),
     ),
 )
 NOT_ASKED = {"codes": "emoji", "vqgan": ""}  # what holds where a question does not arise
@@ -228,6 +258,7 @@ def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuest
             answers[question.key] = NOT_ASKED[question.key]
             continue
         if text is None:
-            text = ask(question, question.default if isinstance(question.default, str) else question.default(answers))
+            default = question.default if isinstance(question.default, str) else question.default(answers)
+            text = ask(replace(question, choices=partial(question.choices, answers)), default)
         answers[question.key] = question.answer(text.strip())
-    return RunAnswers(**answers)
+    return RunAnswers(**{key.replace("-", "_"): value for key, value in answers.items()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from tt_cli.auth.authority.authority_server import found
 from tt_cli.errors import UsageError, os_errors
 from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
-from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
+from tt_cli.organise import averaging
+from tt_cli.organise.model_sizes import Takes, sized, takes
 from tt_cli.organise.questions import BUILTIN_DATA, RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
 from tt_cli.organise.server_files import ServerFacts, rendered
@@ -36,13 +38,15 @@ OWN_CAPTIONS = 48  # tokens of captions of one's own in the built-in byte-level 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A finished folder. address: the multiaddr in the run file, "" where none was given."""
+    """A finished folder. address: the multiaddr in the run file, "" where none was given. lines: what is averaged, and
+    why, by the members' lines."""
 
     folder: Path
     run: RunConfig
     peer_id: str
     address: str
     takes: Takes
+    lines: str
     files: list[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -52,22 +56,17 @@ class Recipe:
             "peer_id": self.peer_id,
             "address": self.address or None,
             "takes": {**vars(self.takes), "fits": self.takes.fits},
+            "lines": self.lines,
             "files": self.files,
         }
 
 
 def run_of(answers: RunAnswers) -> RunConfig:
     """The run, still without the addresses that need keys. Raises UsageError for answers that contradict each other."""
-    size = answers.size
     changes: dict[str, object] = {
         "run.name": answers.name,
         "run.description": f"{answers.name}: a text-to-image transformer that volunteers train together",
-        "model.dim": size.dim,
-        "model.depth": size.layers,
-        "model.heads": size.dim // DIM_HEAD,
-        "model.dim_head": DIM_HEAD,
         "schedule.total_steps": answers.steps,
-        "schedule.peak_lr": size.peak_lr,
         "swarm.target_batch_size": answers.batch,
         "peers.initial": [],
         "peers.coordinator_port": answers.port,
@@ -82,7 +81,8 @@ def run_of(answers: RunAnswers) -> RunConfig:
         changes |= {"vqgan.name": repository, "vqgan.filename": file}
     if answers.organisation:
         changes |= {"membership.kind": "organisation", "membership.organisation": answers.organisation}
-    return load_run("dalle" if answers.codes == "f8" else "emoji").replaced(changes)
+    run = sized(answers.size, answers.codes).replaced(changes)
+    return averaging.suited(run, answers.inner_steps, (answers.peers, answers.line))
 
 
 def check_free(folder: Path) -> None:
@@ -106,7 +106,7 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
             aside.chmod(0o755)
             aside.rename(folder)
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    return Recipe(folder, run, peer_id, address, needs, files)
+    return Recipe(folder, run, peer_id, address, needs, averaging.reason(run, (answers.peers, answers.line)), files)
 
 
 def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:
@@ -158,8 +158,11 @@ def _notes(answers: RunAnswers, run: RunConfig) -> str:
     lines = [
         f"The run {run.run.name}, made by `tt init`. Check it with `tt check {RUN_FILE}` after every change.",
         "A change of its identity needs a new folder for its keys: `tt check` says which.",
+        *textwrap.wrap(averaging.reason(run, (answers.peers, answers.line)), 118),
     ]
-    if answers.codes == "f8":
+    if answers.inner_steps:
+        lines.append("peak_lr is a point to start from: local steps were tried on emoji-demo alone.")
+    elif answers.codes == "f8":
         lines.append("peak_lr and total_steps are points to start from: only the paper's size was trained to its end.")
     return "\n".join(lines)
 

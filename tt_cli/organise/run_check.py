@@ -20,6 +20,9 @@ from tt_cli.doctor.checks import Check, of_error, reachable
 from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import InvalidPass, read_notice
+from tt_cli.memory.report import run_pace
+from tt_cli.organise import averaging
+from tt_cli.organise.averaging import Members
 from tt_cli.organise.model_sizes import takes
 from tt_cli.organise.recipe import HOME
 from tt_cli.run import RunConfig, load_run
@@ -35,7 +38,7 @@ PROMPT = "a red apple"
 Result = TypeVar("Result")
 
 
-def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool) -> Iterator[Check]:
+def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool, members: Members) -> Iterator[Check]:
     """All checks of the run called `name`, as they come. peers: to try instead of those in the run file."""
     try:
         run = load_run(name)
@@ -55,6 +58,8 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
     yield _tried("VQGAN", lambda: _vqgan(run, batch), "check [vqgan]; training goes without it, drawing does not")[1]
     fits, check = _tried("model", lambda: (True, takes(run).in_words()), "check [model]")
     yield check
+    if fits:
+        yield lines(run, members)
     if run.peers.initial or peers:
         yield reachable(list(peers) or run.peers.initial, name)
     if run.membership.authority is not None:
@@ -96,6 +101,17 @@ def keys(run: RunConfig, home: Path) -> Check:
         problem = f"the aux peer here is {peer_id}, and peers.initial names another"
         return Check("keys", "fail", problem, f"end its address in /p2p/{peer_id}, or put your copy of the key back")
     return Check("keys", "pass", f"the aux peer is {peer_id}")
+
+
+def lines(run: RunConfig, members: Members) -> Check:
+    """Compare what the run averages with what its members' lines carry."""
+    (peers, mbits), words, longest = members, averaging.reason(run, members), run.swarm.averaging_timeout
+    if run.optimizer.name != "local" and (number := averaging.inner_steps(run, members)):
+        fix = f"`tt init --line {mbits:g} --peers {peers}` writes a run with {number} local steps in its place"
+        return Check("lines", "warning", words, fix)
+    if run_pace(run, *members).line > longest:
+        return Check("lines", "warning", f"{words} Rounds end after {longest:g} s", "raise swarm.averaging_timeout")
+    return Check("lines", "pass", words)
 
 
 def authority(run: RunConfig) -> Check:
@@ -168,7 +184,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     from tt_cli.optim.lamb import Lamb8bit
     from tt_cli.optim.schedule import learning_rate
     from tt_cli.peer.device import choose_device
-    from tt_cli.peer.local_steps import inner_optimizer
+    from tt_cli.peer.local_steps import inner_optimizers
     from tt_cli.peer.memory_budget import check_host, check_room
     from tt_cli.task import task_of
 
@@ -190,7 +206,8 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
     rate, settings = learning_rate(run.schedule, 0), run.optimizer
     if settings.name == "local":
-        inner_optimizer(device.torch_device)[0](model.parameters(), lr=rate).step()
+        for optimizer in inner_optimizers(settings, dict(model.named_parameters()), rate)[0]:
+            optimizer.step()
     else:
         Lamb8bit(on_cpu, settings).step(gradients, rate)
     seconds = time.monotonic() - started

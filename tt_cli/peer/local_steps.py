@@ -12,7 +12,7 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class LocalSteps(Accumulator):
         super().__init__(list(self._parameters))
         self._run, self._model, self._shared, self._emit = run, model, shared, emit
         self._settings = run.optimizer
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._made = 0  # with these moments
         self._steps = 0  # since the last global one
         self._waiting = FigureSums()  # of gradients of the next inner step
@@ -70,7 +70,7 @@ class LocalSteps(Accumulator):
             with state.use():
                 self._shared.copy_into(self._model)
                 if not self._behind:  # these parameters are in doubt, and so is all that came of them
-                    self.new, self._waiting, self._optimizer = FigureSums(), FigureSums(), None
+                    self.new, self._waiting, self._optimizers = FigureSums(), FigureSums(), []
                     self._left.clear()
                     self._clear()
                 elif self._kept is not None:
@@ -90,31 +90,25 @@ class LocalSteps(Accumulator):
 
     def _step(self) -> None:
         """One inner step with the mean of what waits."""
-        if self._optimizer is None:
-            self._optimizer, self._made = self._new_optimizer(), 0
+        if not self._optimizers:
+            self._optimizers, value, reason = inner_optimizers(self._settings, self._parameters)
+            self._emit(Choice("inner optimizer", value, reason))
+            self._made = 0
         warm = min(1.0, (self._made + 1) / max(1, self._settings.warmup_steps))
-        for group in self._optimizer.param_groups:
-            group["lr"] = warm * learning_rate(self._run.schedule, self._shared.epoch)
+        rate = warm * learning_rate(self._run.schedule, self._shared.epoch)
         for name, parameter in self._parameters.items():
             parameter.grad = self._sums[name].div_(self._waiting.samples)
         nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None
         self._clear()
         self.new.merge(self._waiting)
         self._waiting = FigureSums()
         self._made, self._steps = self._made + 1, self._steps + 1
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        settings, named = self._settings, self._parameters.items()
-        groups = [
-            {"params": [p for name, p in named if name.endswith("bias") == bias], "weight_decay": decay}
-            for bias, decay in ((False, settings.weight_decay), (True, 0.0))
-        ]
-        make, value, reason = inner_optimizer(next(iter(self._parameters.values())).device)
-        self._emit(Choice("inner optimizer", value, reason))
-        return make(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps)
 
     # ------------------------------------------------------------------ for the rounds
 
@@ -183,7 +177,30 @@ class LocalSteps(Accumulator):
             self._holding, self._steps = True, 0
 
 
-def inner_optimizer(device: torch.device) -> tuple[Callable[..., torch.optim.Optimizer], str, str]:
+def inner_optimizers(
+    settings: LocalPart, parameters: Mapping[str, nn.Parameter], rate: float = 0.0
+) -> tuple[list[torch.optim.Optimizer], str, str]:
+    """New optimizers of inner steps, their name and the reason: AdamW, and where it is asked for Muon.
+
+    Muon (Jordan et al. 2024) steps the matrices between embedding and logits, as far as AdamW does (arXiv:2502.16982).
+    """
+    make, value, reason = adamw(next(iter(parameters.values())).device)
+    between = {name for name, p in parameters.items() if p.dim() == 2 and not name.startswith(("embedding", "logits"))}
+    muon = between if settings.inner == "muon" else set()
+    rest = [(name, p) for name, p in parameters.items() if name not in muon]
+    groups = [
+        {"params": [p for name, p in rest if name.endswith("bias") == bias], "weight_decay": decay}
+        for bias, decay in ((False, settings.weight_decay), (True, 0.0))
+    ]
+    optimizers = [make(groups, lr=rate, betas=(settings.beta1, settings.beta2), eps=settings.eps)]
+    if muon:
+        value, reason = f"Muon, and {value} for all but matrices", f"as the run's file says; {reason}"
+        matrices = [p for name, p in parameters.items() if name in muon]
+        optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers, value, reason
+
+
+def adamw(device: torch.device) -> tuple[Callable[..., torch.optim.Optimizer], str, str]:
     """AdamW with moments in 8 bits where a step of it works on `device`, else in fp32; its name and the reason."""
     if device.type != "cuda":
         return torch.optim.AdamW, "AdamW", "bitsandbytes' 8-bit AdamW is for GPUs of CUDA and ROCm"

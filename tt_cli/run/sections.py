@@ -233,6 +233,7 @@ class LocalPart(Section):
     """
 
     name: Literal["local"]
+    inner: Literal["adamw", "muon"] = Field("adamw", description="adamw; or muon for matrices, and adamw for the rest")
     inner_batch: int = Field(16, ge=1, description="examples of one inner step of a peer")
     sparse: Annotated[int, AfterValidator(_kept)] = Field(
         0, description="elements that a message has of each 4,096 of a large tensor, such as 64; 0: all, in 8 bits"

@@ -91,7 +91,8 @@ class Progress(Event):
     my_share: this peer's part of the swarm's samples per second, 0 to 1. eta: seconds to the next step.
     bytes_sent/bytes_received: gradients and state since the start. loss: mean of the last micro-batches. figures: what
     else the task measures, such as the loss of text, means by name. inner_steps: with local steps, those of this peer
-    since the last global one.
+    since the last global one. inner_steps_due: those that it will have made for the next one, as far as is known.
+    sent_per_hour/received_per_hour: bytes, over the last global steps.
     """
 
     epoch: int
@@ -109,6 +110,9 @@ class Progress(Event):
     rejected_micro_batches: int = 0
     figures: dict[str, float] = field(default_factory=dict)
     inner_steps: int | None = None
+    inner_steps_due: int | None = None
+    sent_per_hour: int = 0
+    received_per_hour: int = 0
 
 
 @dataclass(frozen=True)

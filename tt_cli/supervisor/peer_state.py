@@ -98,6 +98,9 @@ class PeerState(BaseModel):
     bytes_received: int = 0
     rejected_micro_batches: int = 0
     inner_steps: int | None = None
+    inner_steps_due: int | None = None
+    sent_per_hour: int = 0
+    received_per_hour: int = 0
     download_received: int | None = None
     download_total: int | None = None
     restarts: int = 0
@@ -225,7 +228,9 @@ class PeerState(BaseModel):
         self.figures = event.figures
         self.bytes_sent = self._sent + event.bytes_sent
         self.bytes_received = self._received + event.bytes_received
-        self.rejected_micro_batches, self.inner_steps = event.rejected_micro_batches, event.inner_steps
+        self.sent_per_hour, self.received_per_hour = event.sent_per_hour, event.received_per_hour
+        self.inner_steps, self.inner_steps_due = event.inner_steps, event.inner_steps_due
+        self.rejected_micro_batches = event.rejected_micro_batches
 
     def _round(self, event: events.Round, now: float) -> None:
         self.round, self.last_round = event, event.words or event.outcome

@@ -13,7 +13,9 @@ The way of one gradient, between `backward` and the next `forward`:
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +44,7 @@ from tt_cli.swarm.participants.stragglers import BLAMELESS
 from tt_cli.swarm.records.peer_record import About, PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, RoundLog
-from tt_cli.swarm.reporting.throughput import Throughput
+from tt_cli.swarm.reporting.throughput import Throughput, bytes_per_hour
 from tt_cli.swarm.shared_state import LockedState, RolledBack, SharedState, StateLoader
 
 __all__ = ["About", "Collaboration", "NetworkAccess"]
@@ -99,6 +101,7 @@ class Collaboration:
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput(self.clock.monotonic)
+        self._moved = deque[tuple[float, ...]](maxlen=17)  # seconds, bytes sent, received: after the last global steps
         self._rejected = self._rejected_in_row = 0
         self._last_loss = FigureSums()
         self._contributed = self._stood_by = False
@@ -214,6 +217,7 @@ class Collaboration:
         others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
         swarm = mine + sum(record.samples_per_second for record in others)
         samples = self._samples_of_swarm(view)
+        sent_per_hour, received_per_hour = bytes_per_hour(list(self._moved))
         recent = self._accumulator.new if self._accumulator.new.samples else self._last_loss
         self.emit(
             Progress(
@@ -232,8 +236,18 @@ class Collaboration:
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
                 inner_steps=self._accumulator.inner_steps,
+                inner_steps_due=self._inner_steps_due(samples, mine / swarm if swarm else 0.0),
+                sent_per_hour=sent_per_hour,
+                received_per_hour=received_per_hour,
             )
         )
+
+    def _inner_steps_due(self, samples: int, share: float) -> int | None:
+        """Inner steps that this peer will have made by the next global one; None for none, or while it has no share."""
+        made, settings = self._accumulator.inner_steps, self.run.optimizer
+        if made is None or settings.name != "local" or not share:
+            return None
+        return made + math.ceil(max(0, self._target - samples) * share / settings.inner_batch)
 
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
@@ -255,6 +269,7 @@ class Collaboration:
 
     def _publish(self) -> None:
         shown = self._last_loss if self._last_loss.samples else self._accumulator.new
+        sent_per_hour, received_per_hour = bytes_per_hour(list(self._moved))
         self.board.publish(
             PeerRecord(
                 peer_id=self.peer_id,
@@ -277,6 +292,9 @@ class Collaboration:
                 slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
+                inner_steps=self._accumulator.inner_steps,
+                sent_per_hour=sent_per_hour,
+                received_per_hour=received_per_hour,
                 resynced_chunks=self.state.resynced,
                 era=self.orders.era,
                 time=self.clock.dht_time(),
@@ -430,6 +448,7 @@ class Collaboration:
         self.board.stepped(*self.state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
         self.round_log.left_out(self._selector.stepped(self.epoch, result, computing))
+        self._moved.append((stepped, *map(float, self.averager.traffic)))
         samples, loss = result.samples_and_loss()
         self._last_loss = self._accumulator.release()
         phases = {phase: result.seconds[phase] for phase in PHASES if phase in result.seconds}

@@ -24,6 +24,7 @@ from tt_cli.terminal.format import (
     short_digest,
     short_id,
 )
+from tt_cli.terminal.swarm_lines import hourly, inner_steps
 
 PROGRESS_EVERY = 30.0
 """Seconds between two lines of progress where nothing is drawn live."""
@@ -120,12 +121,13 @@ class LogLines:
 
 def _progress_words(event: events.Progress) -> str:
     soon = f", in {duration(event.eta)}" if math.isfinite(event.eta) else ""
-    inner = "" if event.inner_steps is None else f"; {plural(event.inner_steps, 'inner step')} here"
+    inner = "" if event.inner_steps is None else f"; {inner_steps(event.inner_steps, event.inner_steps_due)} here"
     return (
         f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}{inner}; "
         f"{plural(event.peers, 'peer')}; {rate(event.my_samples_per_second)} samples/s here "
         f"({percent(event.my_share)}); loss {loss_value(event.loss)}; "
         f"sent {byte_count(event.bytes_sent)}, received {byte_count(event.bytes_received)}"
+        f"{hourly(event.sent_per_hour, event.received_per_hour, ', ')}"
     )
 
 

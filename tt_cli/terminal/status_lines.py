@@ -11,6 +11,7 @@ from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import SeenSlot
 from tt_cli.terminal.format import PHASE_STYLES, byte_count, clean, duration, fit, loss_value, percent, plural, rate
 from tt_cli.terminal.live_view import clock
+from tt_cli.terminal.swarm_lines import hourly, inner_steps
 
 UNITS = {"max_gpu_temp": " °C", "max_upload": " Mbit/s", "max_download": " Mbit/s"}
 
@@ -54,7 +55,7 @@ def _work(status: PeerState) -> Iterator[tuple[str, str]]:
         if status.samples is not None and status.target_samples is not None:
             step += f" · {status.samples:,} of {status.target_samples:,} samples to the next"
         if status.inner_steps is not None:
-            step += f" · {plural(status.inner_steps, 'inner step')} here"
+            step += f" · {inner_steps(status.inner_steps, status.inner_steps_due)} here"
         yield "step", step
     if status.download_received is not None and status.download_total:
         received, total = status.download_received, status.download_total
@@ -71,7 +72,8 @@ def _work(status: PeerState) -> Iterator[tuple[str, str]]:
     if status.saved_step is not None:
         yield "backup", f"of step {status.saved_step:,}"
     if status.bytes_sent or status.bytes_received:
-        yield "traffic", f"sent {byte_count(status.bytes_sent)} · received {byte_count(status.bytes_received)}"
+        moved = f"sent {byte_count(status.bytes_sent)} · received {byte_count(status.bytes_received)}"
+        yield "traffic", moved + hourly(status.sent_per_hour, status.received_per_hour)
 
 
 def _wishes(status: PeerState, now: float) -> Iterator[tuple[str, str]]:

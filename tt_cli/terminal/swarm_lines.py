@@ -1,4 +1,4 @@
-"""The swarm's progress as lines of a screen: bars to the next step and to the run's end, and the loss in one line."""
+"""Progress on a screen: bars to the next step and to the run's end, the loss in a line, inner steps, bytes an hour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tt_cli.supervisor.peer_state import LARGEST_LOSS
 from tt_cli.terminal.chart import sparkline
-from tt_cli.terminal.format import NONE, bar, duration, labelled, loss_value
+from tt_cli.terminal.format import NONE, bar, byte_count, duration, labelled, loss_value, plural
 
 Curve = Sequence[tuple[int, float]]
 """(step, loss), oldest first."""
@@ -42,3 +42,13 @@ def loss_line(curve: Curve, width: int) -> Text:
     words = f"  last {loss_value(values[-1])}  min {loss_value(min(values))}  max {loss_value(max(values))}"
     room = max(4, min(60, width - 10 - len(words)))
     return labelled("loss", (sparkline(values, room), "cyan"), words, width=width)
+
+
+def inner_steps(made: int, due: int | None) -> str:
+    """Inner steps made of those that make a global one: 7 of 20 inner steps; due: None for unknown."""
+    return plural(made, "inner step") if due is None else f"{made:,} of {plural(due, 'inner step')}"
+
+
+def hourly(up: float, down: float, before: str = " · ") -> str:
+    """Bytes an hour, after `before`; "" where none are known."""
+    return f"{before}{byte_count(up)} up and {byte_count(down)} down an hour" if up or down else ""

@@ -32,7 +32,7 @@ from tt_cli.terminal.format import (
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines, download_words, join_line
 from tt_cli.terminal.status_lines import phase_words, trouble_counts
-from tt_cli.terminal.swarm_lines import Curve, loss_line, next_step_bar, progress_bar, steps_bar
+from tt_cli.terminal.swarm_lines import Curve, hourly, inner_steps, loss_line, next_step_bar, progress_bar, steps_bar
 
 HINT = "Ctrl-C leaves cleanly; again at once"
 LOG_LINES = 12
@@ -132,12 +132,13 @@ def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
         lines.append(progress_bar("next step", 0, "", width))
     lines += [steps_bar(state.step or 0, state.total_steps, state.steps_seconds_left(), width), Text("")]
     if state.samples is not None:
-        inner = "" if state.inner_steps is None else f" · {plural(state.inner_steps, 'inner step')}"
+        inner = "" if state.inner_steps is None else f" · {inner_steps(state.inner_steps, state.inner_steps_due)}"
+        moved = f"sent {byte_count(state.bytes_sent)} · received {byte_count(state.bytes_received)}"
         of_swarm = f"{inner} · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far"
         lines += [
             line("swarm", (plural(state.peers or 0, "peer"), "bold"), f" · {_rate(state.swarm_samples_per_second)}"),
             line("this peer", (_rate(state.samples_per_second), "bold"), of_swarm),
-            line("traffic", f"sent {byte_count(state.bytes_sent)} · received {byte_count(state.bytes_received)}"),
+            line("traffic", moved + hourly(state.sent_per_hour, state.received_per_hour)),
         ]
         if state.rejected_micro_batches:
             words = f"{plural(state.rejected_micro_batches, 'micro-batch')} thrown away: not finite"

@@ -95,11 +95,15 @@ def figures(
             ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
         ],
     }
+    if local := run.optimizer.name == "local":
+        of_one = ("of them in one inner step of a peer", run.optimizer.inner_batch, "samples")
+        challenges["communication"].insert(1, of_one)
+        challenges["memory"][0] = ("bytes of optimizer state that peers share", 0, "bytes")
     if parameters := model.get("parameters"):
         sent = parameters * (1 + 2 / 256)  # a scale of 2 bytes for every 256 numbers
         challenges["communication"][:0] = [
-            ("one gradient, as it travels", round(sent / 1e6, 1), "MB"),
-            ("the same gradient in 32 bits", round(4 * parameters / 1e6, 1), "MB"),
+            (f"one {'pseudo-' if local else ''}gradient, as it travels", round(sent / 1e6, 1), "MB"),
+            ("the same in 32 bits", round(4 * parameters / 1e6, 1), "MB"),
         ]
         challenges["memory"][:0] = [
             ("distinct parameters", parameters, "parameters"),

@@ -32,7 +32,9 @@ FigureName = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z][a-
 Figures = Annotated[dict[FigureName, Loss], Field(max_length=4)]
 
 
-Unit = Literal["text", "digest", "link", "count", "per second", "share", "seconds", "loss", "yes or no", "figures"]
+Unit = Literal[
+    "text", "digest", "link", "count", "bytes", "per second", "share", "seconds", "loss", "yes or no", "figures"
+]
 """Units by which a screen writes a value: link is a boolean, true for a peer that others cannot dial."""
 
 
@@ -75,6 +77,9 @@ class PeerFigures(BaseModel):
     samples_per_second: Finite = figure("number", "samples/s", "per second", keep=9)
     samples: Count = figure("integer: accumulated towards the next step", "samples")
     total_samples: Count = figure("integer: since it first joined", "in all")
+    inner_steps: Count | None = figure("integer or null: since the last global step", "inner steps", default=None)
+    sent_per_hour: Count = figure("integer: bytes, over its last global steps", "up an hour", "bytes", default=0)
+    received_per_hour: Count = figure("integer: bytes, over its last global steps", "down an hour", "bytes", default=0)
     loss: Loss | None = figure("number or null: of its last step", "loss", "loss", default=None)
     figures: Figures = figure("object: at most four named numbers of what is trained", "figures", "figures", default={})
     round: Text = figure(

@@ -75,6 +75,8 @@ class SwarmNow(BaseModel):
     samples: Sum = figure(
         "integer: samples accumulated by the swarm towards the next step", metric="tt_samples_towards_step"
     )
+    inner_steps: Sum | None = figure("integer or null: of all trainers since the last global step", default=None)
+    inner_steps_due: Sum | None = figure("integer or null: such as make one global step", default=None)
     samples_per_second: Rate = figure("number: of all trainers together", unit="per second")
     eta_s: Finite | None = figure("number or null: seconds to the next step", unit="seconds")
     loss: Loss | None = figure("number or null: median training loss of the trainers' last steps", unit="loss")
@@ -133,6 +135,7 @@ def take_snapshot(
     per_second = view.samples_per_second()
     target = run.swarm.target_batch_size
     samples = sum(record.samples for record in level)
+    due = -(-target // run.optimizer.inner_batch) if run.optimizer.name == "local" else None
     losses = [record.loss for record in level if record.loss is not None and _possible(record.loss)]
     steps = sorted(step for step in history.steps if _possible(step[1])) if history is not None else []
     if not losses and steps:
@@ -163,6 +166,8 @@ def take_snapshot(
         total_steps=run.schedule.total_steps,
         target_batch_size=target,
         samples=samples,
+        inner_steps=sum(record.inner_steps or 0 for record in level) if due is not None else None,
+        inner_steps_due=due,
         samples_per_second=per_second,
         eta_s=eta if eta <= MAX_NUMBER else None,
         loss=statistics.median(losses) if losses else None,

@@ -1,11 +1,13 @@
-"""What is done in a second, over a window of time."""
+"""What is done in a second, over a window of time, and what a line carries in an hour, over whole steps."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from tt_cli.swarm.records.peer_record import MAX_NUMBER
 
 WINDOW_SECONDS = 30.0
 
@@ -34,3 +36,13 @@ class Throughput:
             done = sum(count for _, count in self._counts)
         seconds = min(self._window, now - self._started)
         return done / seconds if seconds > 0 else 0.0
+
+
+def bytes_per_hour(marks: Sequence[tuple[float, ...]]) -> list[int]:
+    """Sent and received, by (seconds, sent, received) after each global step: bytes come in rounds, once in a step."""
+    if not marks or not (seconds := marks[-1][0] - marks[0][0]):
+        return [0, 0]
+    return [
+        round(min(MAX_NUMBER, 3600 * (last - first) / seconds))
+        for first, last in zip(marks[0][1:], marks[-1][1:], strict=True)
+    ]

@@ -30,7 +30,8 @@ export class Hero {
     const left = Math.max(0, now.total_steps - now.epoch);
     const seconds = now.samples_per_second > 0 ? (left * now.target_batch_size) / now.samples_per_second : null;
     tell(byId("f-step"), words.count(now.epoch));
-    tell(byId("f-step-of"), `of ${words.count(now.total_steps)}`);
+    const inner = now.inner_steps == null ? "" : ` · ${words.innerSteps(now.inner_steps, now.inner_steps_due)}`;
+    tell(byId("f-step-of"), `of ${words.count(now.total_steps)}${inner}`);
     tell(byId("f-loss"), words.loss(now.loss));
     tell(byId("f-trainers"), words.count(now.trainers));
     tell(byId("f-trainers-of"), now.trainers === 1 ? "computer" : "computers");

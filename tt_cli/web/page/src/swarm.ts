@@ -155,6 +155,15 @@ export class Swarm {
         { head: "Share", number: true, cell: (peer) => (peer.role === "trainer" ? words.percent(peer.share) : "–") },
         { head: "Given", number: true, cell: (peer) => words.short(peer.total_samples) },
         { head: "Step", number: true, cell: (peer) => words.count(peer.epoch) },
+        ...(now.inner_steps == null
+          ? []
+          : [{ head: "Inner steps", number: true, cell: (peer: Peer) => words.count(peer.inner_steps) }]),
+        {
+          head: "Up, down an hour",
+          number: true,
+          cell: (peer) =>
+            [peer.sent_per_hour, peer.received_per_hour].map((sum) => words.bytes(sum || null)).join(", "),
+        },
         {
           head: "Link",
           cell: (peer) =>

@@ -40,6 +40,10 @@ export function duration(seconds: number | null | undefined): string {
   return days < 730 ? `${whole.format(Math.round(days))} days` : `${(days / 365.25).toFixed(1)} years`;
 }
 
+/** "7 of 20 inner steps": of those that make a global one. */
+export const innerSteps = (made: number, due: number | null | undefined): string =>
+  finite(due) ? `${count(made)} of ${plural(due, "inner step")}` : plural(made, "inner step");
+
 export const ago = (seconds: number): string => (seconds < 2 ? "just now" : `${duration(seconds)} ago`);
 export const when = (unix: number): string => (finite(unix) && unix > 0 ? dayAndTime.format(unix * 1000) : "–");
 export const date = (unix: number): string => (finite(unix) && unix > 0 ? fullDay.format(unix * 1000) : "–");

@@ -1,0 +1,84 @@
+"""What `tt init` has members average: by their lines, with the arithmetic of `tt calc`, and `tt check` agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tt_cli.memory.question import CalculatorQuestion
+from tt_cli.memory.report import report, run_pace
+from tt_cli.organise.averaging import BUSY, PEERS, reason
+from tt_cli.organise.questions import RunAnswers, RunQuestion, answered
+from tt_cli.organise.recipe import make, run_of
+from tt_cli.organise.run_check import lines
+from tt_cli.run import RunConfig, load_run
+
+
+def defaults(question: RunQuestion, default: str) -> str:
+    return default
+
+
+def answers(**given: str) -> RunAnswers:
+    return answered("mine", {"data": "acme/codes", **given}, defaults)
+
+
+def examples(run: RunConfig) -> int:
+    return run.schedule.total_steps * run.swarm.target_batch_size
+
+
+@pytest.mark.parametrize(
+    ("size", "line", "number"),
+    [("paper", "5", 36), ("paper", "20", 0), ("paper", "100", 0), ("paper", "1000", 0)]
+    + [("large", "5", 50), ("large", "20", 47), ("large", "100", 0), ("large", "1000", 0)],
+)
+def test_lines_choose_what_is_averaged(size: str, line: str, number: int) -> None:
+    made = answers(size=size, line=line)
+    run, fast = run_of(made), run_of(answers(size=size, line="1000"))
+    assert made.inner_steps == number
+    assert run.swarm.averaging_timeout > 2 * run_pace(run, PEERS, made.line).line
+    if run.optimizer.name == "local":
+        assert number * run.optimizer.inner_batch * PEERS == run.swarm.target_batch_size
+        assert run.schedule.peak_lr == 1e-3, "AdamW's"
+        assert 0 <= examples(run) - examples(fast) < run.swarm.target_batch_size
+    else:
+        assert number == 0 and run.replaced({"swarm.averaging_timeout": 180.0}) == fast
+
+
+def test_no_more_inner_steps_than_keep_devices_busy() -> None:
+    enough, fewer = (run_of(answers(size="paper", line="5", **{"inner-steps": number})) for number in ("36", "35"))
+    assert run_pace(fewer, PEERS, 5.0).busy < BUSY <= run_pace(enough, PEERS, 5.0).busy
+    averaged = run_of(answers(size="paper", line="5", **{"inner-steps": "0"}))
+    assert averaged.optimizer.name == "lamb8bit" and run_pace(averaged, PEERS, 5.0).busy < 0.3
+
+
+def test_short_rounds_and_short_runs_are_left_as_they_are() -> None:
+    tiny = {"data": "emoji", "size": "tiny"}
+    assert answers(line="5", **tiny).inner_steps == 0, "a round of 5 s is not what a run waits for"
+    assert answers(line="0.5", **tiny).inner_steps == 5, "of its 110 steps at least 20 remain"
+    assert answers(size="paper", line="5", peers="1").inner_steps == 0, "nobody to average with"
+
+
+def test_the_written_file_reads_back_and_the_check_says_what_init_said(tmp_path: Path) -> None:
+    made = make(answers(size="paper", line="5", peers="8"), tmp_path / "mine")
+    file = tmp_path / "mine" / "run.toml"
+    run = load_run(str(file))
+    assert run == made.run and run.optimizer.name == "local"
+    check = lines(run, (8, 5.0))
+    assert (check.verdict, check.words) == ("pass", made.lines)
+    assert made.lines.startswith("Your members send 5 Mbit/s: local steps; after ")
+    note = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines()[:7])
+    assert made.lines in note
+    network = report(CalculatorQuestion(str(file), peers=8, mbits=5.0)).network
+    assert f"is busy {network['device_busy']:.0%}".replace("%", " %") in made.lines
+    assert network["seconds"] == round(run_pace(run, 8, 5.0).line, 3)
+
+
+def test_a_run_whose_lines_are_too_slow_is_told_what_to_do() -> None:
+    dalle = load_run("dalle")
+    slow = lines(dalle, (16, 5.0))
+    assert slow.verdict == "warning" and "writes a run with 36 local steps in its place" in slow.fix
+    late = lines(dalle.replaced({"optimizer": {"name": "local"}}), (16, 5.0))
+    assert late.verdict == "warning" and "Rounds end after 180 s" in late.words and "averaging_timeout" in late.fix
+    assert lines(dalle, (16, 100.0)).verdict == lines(load_run("emoji"), (16, 5.0)).verdict == "pass"
+    assert "busy" not in reason(load_run("emoji"), (16, 20.0))
