@@ -7,12 +7,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Tt
-from data.rows import read_rows
+from data.rows import rows_in
 from PIL import Image, ImageDraw
 from testbed.process_watch import ProcessWatch
 
@@ -36,14 +35,6 @@ def draw_pictures(folder: Path, count: int) -> None:
             pen.ellipse((x, y, x + size, y + size), fill=tuple(rng.randrange(256) for _ in range(3)))
         picture.save(folder / f"{number:04d}.png")
         (folder / f"{number:04d}.txt").write_text(f"discs number {number}")
-
-
-def rows_in(out: Path) -> list[dict[str, Any]]:
-    found = []
-    for path in sorted((out / "data").iterdir()):
-        with path.open("rb") as file:
-            found += list(read_rows(file, path.name))
-    return found
 
 
 def test_encode_a_folder(tmp_path: Path, here: Tt) -> None:

@@ -77,6 +77,15 @@ def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[dict[str, An
     return chain.from_iterable(read_batches(file, name, skip))
 
 
+def rows_in(out: Path) -> list[dict[str, Any]]:
+    """Of all shards of a folder that was encoded."""
+    found = []
+    for path in sorted((out / "data").iterdir()):
+        with path.open("rb") as file:
+            found += list(read_rows(file, path.name))
+    return found
+
+
 def run_on(folder: Path | str, **data: Any) -> RunConfig:
     """The emoji run, reading a data set as if from the Hub: `datasets` takes a folder for a repository."""
     changes = {f"data.{key}": value for key, value in data.items()}

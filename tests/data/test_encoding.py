@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data.rows import read_rows, row, run_on
+from data.rows import row, rows_in, run_on
 from testbed.full_disk import full_after
 
 from tt_cli.data.build import decoder_pool
@@ -111,14 +111,6 @@ def do(
         return encode(job, encoder, journal)
     finally:
         journal.close()
-
-
-def rows_in(out: Path) -> list[dict[str, Any]]:
-    found = []
-    for path in sorted((out / "data").iterdir()):
-        with path.open("rb") as file:
-            found += list(read_rows(file, path.name))
-    return found
 
 
 def captions_in(out: Path) -> list[str]:

@@ -44,11 +44,14 @@ def test_every_part_that_is_killed_is_started_again(writer: HubStandin, tmp_path
         swarm.addresses = aux.addresses
         anna = swarm.start_trainer("anna", batch_size=8, seed=0)
         wait_for_step(swarm, 2, "anna")
-        for module, words in PARTS.items():
+        for words in PARTS.values():
             aux.need(lambda words=words: bool(aux.said(words)), words)
-            before, pid = len(aux.said(words)), aux.part(module)
+        said, pids = {words: len(aux.said(words)) for words in PARTS.values()}, [aux.part(module) for module in PARTS]
+        assert all(pids)
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
-            aux.need(lambda words=words, before=before: len(aux.said(words)) > before, f"{words} once more")
+        for (module, words), pid in zip(PARTS.items(), pids, strict=True):
+            aux.need(lambda words=words: len(aux.said(words)) > said[words], f"{words} once more")
             assert aux.part(module) not in (0, pid)
         pid = aux.part(COORDINATOR)
         os.kill(pid, signal.SIGKILL)

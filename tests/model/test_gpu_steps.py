@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,13 @@ RUNS, PRECISIONS = ("emoji-demo", "emoji", "dalle"), ("fp32", "bf16", "fp16")
 # reversible, bytes of activations kept, device, steps of which the last one counts
 WAYS = ((True, 0, "cuda:1", 1), (True, 1e12, "cuda:0", 2), (False, 0, "cuda:1", 1))
 Counted = dict[str, Any]
+
+
+def steps() -> Iterator[tuple[str, str, tuple[bool, float, str, int]]]:
+    """Each run in each precision, in one of the ways: each of these with each run and with each precision once."""
+    for index, name in enumerate(RUNS):
+        for number, precision in enumerate(PRECISIONS):
+            yield name, precision, WAYS[(index + number) % len(WAYS)]
 
 
 def everything() -> dict[str, Counted]:
@@ -29,12 +37,9 @@ def everything() -> dict[str, Counted]:
         return {"kernels": counter.kernels, "waits": counter.waits, "copies": counter.copies}
 
     found = {}
-    for name in RUNS:
-        for precision in PRECISIONS:
-            for number, (reversible, budget, device, times) in enumerate(WAYS):
-                run = load_run(name).replaced({"model.reversible": reversible, "model.depth": 5})
-                counter = gpu.training_step(run, 2, precision, budget, device=device, times=times)
-                found[f"{name} {precision} {number}"] = told(counter)
+    for name, precision, (reversible, budget, device, times) in steps():
+        run = load_run(name).replaced({"model.reversible": reversible, "model.depth": 5})
+        found[f"{name} {precision}"] = told(gpu.training_step(run, 2, precision, budget, device=device, times=times))
     run = load_run("dalle").replaced({"model.depth": 5})
     for precision in ("bf16", "fp32"):
         found[f"drawing {precision}"] = told(gpu.drawing_step(run, 2, 3, precision))
@@ -59,14 +64,14 @@ def counted() -> dict[str, Counted]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_run_trains_without_a_wait(counted: dict[str, Counted], name: str, precision: str) -> None:
+@pytest.mark.parametrize(("name", "precision", "way"), steps())
+def test_every_run_trains_without_a_wait(
+    counted: dict[str, Counted], name: str, precision: str, way: tuple[bool, float, str, int]
+) -> None:
     """With nothing kept and with all, reversible or not; masks and angles are copied once, never in a later step."""
-    for number, (*_, times) in enumerate(WAYS):
-        step = counted[f"{name} {precision} {number}"]
-        assert len(step["kernels"]) > 100 and not step["waits"]
-        assert times == 1 or not step["copies"]
+    step, (*_, times) = counted[f"{name} {precision}"], way
+    assert len(step["kernels"]) > 100 and not step["waits"]
+    assert times == 1 or not step["copies"]
 
 
 @pytest.mark.parametrize("what", ["drawing bf16", "drawing fp32", "vqgan"])

@@ -22,7 +22,7 @@ from hivemind.utils.asyncio import achain, as_aiter
 from simulation.averager import HashSigner
 from simulation.machine import key_of
 from simulation.network import Line, Network, Node
-from simulation.virtual import Process, VirtualLoop
+from simulation.virtual import Process, in_virtual_time
 
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
@@ -177,17 +177,9 @@ async def _round(deaths: dict[int, float], seed: int, commit_type: type[CommitPr
 
 
 def _run(deaths: dict[int, float], seed: int, commit_type: type[CommitProtocol]) -> tuple[bool, float]:
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_round(deaths, seed, commit_type))
+        return in_virtual_time(_round(deaths, seed, commit_type))
     finally:
-        while tasks := asyncio.all_tasks(loop):
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-        asyncio.set_event_loop(None)
         gc.collect()
 
 

@@ -154,16 +154,19 @@ def test_the_same_contributions_give_the_same_bytes_in_any_order_of_arrival() ->
     assert rounds[0][0].store.hashes == rounds[1][0].store.hashes == rounds[2][0].store.hashes
 
 
+class DyingTransfer(AllReduce):
+    """Its connections to the others break after their first part."""
+
+    async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super()._outgoing(indexes):
+            yield message
+            return
+
+
 class DyingSender(Member):
-    """Its connections to the others break after their first part, and it is never heard of again."""
+    """It is never heard of again after its first parts."""
 
-    class Dying(AllReduce):
-        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            async for message in super()._outgoing(indexes):
-                yield message
-                return
-
-    allreduce_type = Dying
+    allreduce_type = DyingTransfer
 
 
 def test_a_sender_that_stops_is_left_out_of_the_rest_and_still_gets_the_average() -> None:

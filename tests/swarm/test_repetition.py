@@ -14,7 +14,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, Member, Outcome, expected, run_round
-from swarm.test_allreduce import Client, Dead, assert_whole
+from swarm.test_allreduce import Client, Dead, DyingTransfer, assert_whole
 
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.allreduce import AllReduce
@@ -53,13 +53,7 @@ class Gone(Member):
 class DiesSending(Gone):
     """Sends each of the others the first of its parts."""
 
-    class Dying(AllReduce):
-        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            async for message in super()._outgoing(indexes):
-                yield message
-                return
-
-    allreduce_type = Dying
+    allreduce_type = DyingTransfer
 
 
 class DiesAveraging(Gone):

@@ -51,10 +51,6 @@ class Conduct:
         """To an audit, what it sent or reduced."""
         return show()
 
-    async def commits(self, commit: CommitProtocol, run: Callable[[], Awaitable[None]]) -> None:
-        """The second phase of the round."""
-        await run()
-
     async def asks(self, commit: CommitProtocol, ask: Callable[[], Awaitable[None]]) -> None:
         """Another member for its status."""
         await ask()
@@ -96,9 +92,6 @@ class ConductedCommit(CommitProtocol):
     """The second one."""
 
     conduct = Conduct()
-
-    async def run(self) -> None:
-        await self.conduct.commits(self, super().run)
 
     async def _ask(self, member: PeerID) -> None:
         await self.conduct.asks(self, partial(super()._ask, member))

@@ -3,7 +3,7 @@
 Each fault happens once: in the first round towards that step or a later one, or at the first micro-batch for it.
 A death is due until it comes: who was to die as it answers the others, and was asked by none, dies in a later round.
 
-die before / amid / after   the whole peer is killed before it sends any average, after the first, after all of them
+die amid                    the whole peer is killed after it sent the first of its averages
 die sending                 the whole peer is killed after the first part of its own gradient
 drop commit                 no word about what arrived leaves or reaches it
 unlike averages             the first of the other members is sent other bytes than the rest
@@ -92,7 +92,7 @@ class FaultyConduct(Conduct):
     """One fault in the two phases of one round."""
 
     def __init__(self, stage: str):
-        self._stage, self._served, self._all_served = stage, 0, asyncio.Event()
+        self._stage = stage
 
     async def sends(self, allreduce: AllReduce, indexes: Sequence[int], messages: Messages) -> Messages:
         async for message in messages:
@@ -101,12 +101,10 @@ class FaultyConduct(Conduct):
                 die()
 
     async def answers(self, allreduce: AllReduce, peer: PeerID, messages: Messages) -> Messages:
-        if self._stage == "die before":
-            die()
         if self._stage.startswith("wait for "):
             while not Path(self._stage.removeprefix("wait for ")).exists():
                 await asyncio.sleep(0.05)
-        others, sent = [member for member in allreduce.members if member != allreduce.me], 0
+        others = [member for member in allreduce.members if member != allreduce.me]
         async for message in messages:
             if self._stage == "unlike averages" and peer == others[0]:
                 lie = averaging_pb2.AveragingData.FromString(message.SerializeToString())
@@ -114,21 +112,8 @@ class FaultyConduct(Conduct):
                 yield lie
                 continue
             yield message
-            sent += 1
             if self._stage == "die amid":
                 die()
-            if sent == len(allreduce.reducer.parts):
-                self._served += 1
-                if self._served == len(others):
-                    self._all_served.set()
-
-    async def commits(self, commit: CommitProtocol, run: Callable[[], Awaitable[None]]) -> None:
-        if self._stage == "die after":
-            try:
-                await self._all_served.wait()
-            finally:  # the round may end before a member that is dead itself has fetched all
-                die()
-        await run()
 
     async def asks(self, commit: CommitProtocol, ask: Callable[[], Awaitable[None]]) -> None:
         if self._stage != "drop commit":  # else all attempts were in vain

@@ -18,7 +18,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from tt_cli.run import RunConfig
 from tt_cli.swarm.membership.admission import membership_at
 
-EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks; on the DHT
+EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks, four in a record's life at least; on the DHT
 
 
 def notice_key(identity: str) -> str:
@@ -30,7 +30,7 @@ class ControlNotices:
     """Looks for notices now and then, and passes on. Does nothing in a run without an authority."""
 
     def __init__(self, run: RunConfig, dht: DHT):
-        self._dht, self._key = dht, notice_key(run.identity)
+        self._dht, self._key, self._longest = dht, notice_key(run.identity), run.swarm.statistics_expiration / 4
         self._membership, self._needed = membership_at(dht), run.membership.authority_key is not None
         self._looked = -float("inf")
         self._asked: Any = None
@@ -40,7 +40,8 @@ class ControlNotices:
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             self._take(asked.result())
-        if self._needed and self._asked is None and time.monotonic() > self._looked + EVERY_SECONDS:
+        every = min(EVERY_SECONDS, self._longest)
+        if self._needed and self._asked is None and time.monotonic() > self._looked + every:
             self._looked = time.monotonic()
             self._asked = self._dht.get(self._key, latest=True, return_future=True)
 

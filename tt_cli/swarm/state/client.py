@@ -203,7 +203,7 @@ class StateClient:
         self._others: dict[str, float] = {}  # who takes this state too → its place in this peer's own order
         self._settled = True  # while other donors may hold what was begun, it is not given up for another state
         self._news = loop_time()
-        self.donors: Counter[str] = Counter()
+        self._unsigned, self.donors = Counter[str](), Counter[str]()
         self.refused: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.received = 0
@@ -328,6 +328,9 @@ class StateClient:
                 head = await stream.answer()
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
+                self._unsigned[donor] += not self._signatures.signed_by(donor, tree)
+                if self._unsigned[donor] == ATTEMPTS:  # not one that stepped just before: its record follows
+                    raise DonorRefused("it offers states that it does not sign itself")
                 raise ValueError(f"no member signed the state of step {tree.step} that it offers")
             self._phases[donor] = "waiting"
             target = await self._agree_on(tree)

@@ -51,6 +51,10 @@ class TrustedDigests:
             return enough(sum(voices(self._votes.get(state, {}).values()).values()), self._voters)
         return state in self._held
 
+    def signed_by(self, peer_id: str, tree: Tree) -> bool:
+        """Tell whether a record of this peer, who accepts connections, named this state in what was read so far."""
+        return peer_id in self._holders.get((tree.step, tree.digest), {})
+
     async def look_for(self, tree: Tree) -> bool:
         """True when most of those who held a state of this step signed this one.
 
