@@ -130,7 +130,8 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("optimizer", 5, "optimizer = 5: must be a table"),
         ("optimizer", {"name": "sgd"}, "optimizer.name = \"sgd\": must be 'lamb8bit' or 'local'"),
         ("optimizer", {"beta_1": 0.5}, "optimizer.beta_1: no such key; did you mean 'beta1'?"),
-        ("optimizer", {"name": "local", "inner": 2}, "optimizer.inner: no such key; did you mean 'inner_batch'?"),
+        ("optimizer", {"name": "local", "batch": 2}, "optimizer.batch: no such key; did you mean 'inner_batch'?"),
+        ("optimizer", {"name": "local", "inner": "sgd"}, "optimizer.inner = \"sgd\": must be 'adamw' or 'muon'"),
         ("optimizer", {"name": "local", "outer_lr": 0}, "optimizer.outer_lr = 0: must be above 0"),
         (
             "optimizer",
@@ -196,6 +197,7 @@ def test_layers_that_share_weights_share_an_attention_type(small: RunConfig) -> 
 # --- identity ---
 
 ANOTHER = {
+    "optimizer.inner": "muon",
     "run.name": "other",
     "model.attention_types": ["axial_col"],
     "model.last_attention": "axial_row",
