@@ -100,7 +100,8 @@ def test_a_line_without_a_cap_changes_nothing() -> None:
 def words_of(line: BandwidthLimiter, roster: int = 0) -> str:
     """What a peer with this line is told, whose gradient takes 125 MB. roster: bytes that it sends as a leader."""
     run = load_run("emoji").replaced({"swarm.averaging_timeout": 120.0, "swarm.matchmaking_time": 5.0})
-    peer = SimpleNamespace(local=SimpleNamespace(nbytes=125 * 10**6), _line=line, _run=run, _roster=roster)
+    moved = SimpleNamespace(nbytes=125 * 10**6)
+    peer = SimpleNamespace(local=moved, store=SimpleNamespace(buffer=moved), _line=line, _run=run, _roster=roster)
     return Averager.slow_line(peer)  # type: ignore[arg-type]
 
 
