@@ -198,9 +198,9 @@ class BandwidthLimiter:
 
     def measured_too_slow(self, count: int, limit: float, what: str, remedy: str) -> str:
         """Words about a line that was seen to need more than `limit` seconds to send so many bytes, or ""."""
-        if self._meter is None or not self._meter.strained or 8 * count <= limit * self._meter.rate:
+        rate = self._meter.rate if self._meter is not None and self._meter.strained else 0.0
+        if not rate or 8 * count <= limit * rate:
             return ""
-        rate = self._meter.rate
         return (
             f"this line sends {rate / 1e6:.2f} Mbit/s, as measured in the last rounds: {what} takes "
             f"{8 * count / rate:.0f} s, and the others wait {limit:.0f} s. It needs {8e-6 * count / limit:.2f} Mbit/s: "
