@@ -1,4 +1,4 @@
-"""What the members of a run average, by what their lines carry: gradients at every step, or what local steps came to.
+"""The choice of what a run averages, by its members' lines: gradients at every step, or what local steps came to.
 
 Both see the same examples: with H local steps a global step takes H times as many, and there are H times fewer of them.
 """
@@ -14,7 +14,7 @@ from tt_cli.run import RunConfig
 from tt_cli.terminal.format import byte_count, duration, percent
 
 Members = tuple[int, float]
-"""How many there are, and the Mbit/s that each one's line sends."""
+"""The number of them, and the Mbit/s that each one's line sends."""
 PEERS, LINE = 16, 20.0  # where nobody says more
 BUSY = 0.9  # part of the time in which a device should compute
 SHORT = 15.0  # seconds: matchmaking may take as long, so that a shorter round is not what a run waits for
@@ -45,7 +45,7 @@ def suited(run: RunConfig, number: int, members: Members) -> RunConfig:
 
 
 def reason(run: RunConfig, members: Members) -> str:
-    """What a run averages, and what comes of it with such members."""
+    """Words for what a run averages, and what comes of it with such members."""
     (peers, mbits), pace, what, after = members, run_pace(run, *members), "gradients are averaged at every step", ""
     if run.optimizer.name == "local":
         what, number = "local steps", run.swarm.target_batch_size / (run.optimizer.inner_batch * peers)

@@ -130,7 +130,7 @@ def _read(buffer: bytes, kept: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _decoded(buffer: bytes, elements: int, kept: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where values lie among so many elements, and these, fp32."""
+    """The places of values among so many elements, and these, fp32."""
     scales, places, codes = _read(buffer, kept)
     values = np.array([1, -1, 2, -2], np.float32)[codes] * widened(scales)[:, None]
     places = (places + CHUNK * np.arange(len(scales))[:, None]).reshape(-1)

@@ -132,7 +132,7 @@ def spread_out(heads: memoryview, codes: memoryview) -> bytes:
 
 
 def drawn_together(heads: memoryview, codes: memoryview) -> bytes:
-    """What `spread_out` was given."""
+    """The codes that `spread_out` was given."""
     return np.frombuffer(codes, np.uint8).reshape(-1, MOST_CODES)[_taken(heads)].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What is done in a second, over a window of time, and what a line carries in an hour, over whole steps."""
+"""Rates: of work, over a window of time, and of the bytes of a line, over whole steps."""
 
 from __future__ import annotations
 
