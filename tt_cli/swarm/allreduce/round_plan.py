@@ -52,14 +52,14 @@ class RoundPlan:
     members: frozenset[str] = frozenset()
     leader: str = ""
     swarm: Fraction | int = 2
-    voices: Mapping[str, Fraction] = field(default_factory=dict, compare=False)
+    voices: Mapping[str, Fraction | int] = field(default_factory=dict, compare=False)
     avoided: frozenset[str] = field(default=frozenset(), compare=False)
     welcome: frozenset[str] | None = field(default=None, compare=False)
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
-        cls, state_key: str, records: Sequence[PeerRecord], voices: Mapping[str, Fraction], turn: int = 0
+        cls, state_key: str, records: Sequence[PeerRecord], voices: Mapping[str, Fraction | int], turn: int = 0
     ) -> RoundPlan:
         """A round of the peers of these records, led by one of those that accept connections.
 

@@ -78,7 +78,7 @@ class ParticipantSelector:
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         counted = self.other_trainers(epoch) | {self._me}
         known = voices(record for record in view.records if record.peer_id in counted)
-        shares = dict.fromkeys(counted, Fraction(1)) | known
+        shares = dict.fromkeys(counted, 1) | known
         if (key := state_key(epoch, digest)) != self._state_key:
             self._state_key, self._fails_since = key, math.inf
         now = self._clock.dht_time()
@@ -89,7 +89,7 @@ class ParticipantSelector:
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
         trainers = [record for record in view.records if record.averages]
-        shares, votes = {self._me: Fraction(1)} | voices(trainers), defaultdict[str, Fraction](Fraction)
+        shares, votes = {self._me: 1} | voices(trainers), defaultdict[str, Fraction | int](int)
         for record in trainers:
             for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
                 votes[peer] += shares[record.peer_id]

@@ -59,8 +59,7 @@ class ClaimLimits:
             seconds = now - since[record.peer_id][1] + SPARE_SECONDS
             most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
             samples = 0 if record.peer_id in owing else min(record.samples, most)
-            changes = {"samples": int(samples), "samples_per_second": speed}
-            believed[record.peer_id] = record.model_copy(update=changes)
+            believed[record.peer_id] = record.changed(samples=int(samples), samples_per_second=speed)
         self._since = since
         here = mine.state if mine is not None else None
         self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and r.state == here)

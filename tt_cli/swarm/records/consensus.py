@@ -50,7 +50,7 @@ class SwarmState:
         voters = voters_among(records)
         if not voters:
             return cls(records, *_foremost(records))
-        votes, shares = defaultdict[tuple[int, str], Fraction](Fraction), voices(voters)
+        votes, shares = defaultdict[tuple[int, str], Fraction | int](int), voices(voters)
         for record in voters:
             votes[record.state] += shares[record.peer_id]
         believed = [state for state in votes if enough(votes[state], voters)]
@@ -146,14 +146,14 @@ def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
     return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
 
 
-def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction]:
+def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction | int]:
     """Peer id → its share of its user's one voice: however many peers a user of a closed run has, it has one.
 
     In an open run anybody can say to be any user: there each peer has a voice of its own.
     """
     users = {r.peer_id: ("user", r.user.lower()) if r.pass_text else ("peer", r.peer_id) for r in records}
     peers = Counter(users.values())
-    return {peer_id: Fraction(1, peers[user]) for peer_id, user in users.items()}
+    return {peer_id: Fraction(1, count) if (count := peers[user]) > 1 else 1 for peer_id, user in users.items()}
 
 
 def enough(signers: Fraction | int, voters: Iterable[PeerRecord]) -> bool:
@@ -171,10 +171,11 @@ def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
 
 def _middle(voters: Sequence[PeerRecord]) -> int:
     """The median of their epochs by voices, the later one of two: the records of the dead are behind."""
-    shares, heard = voices(voters), Fraction()
+    shares = voices(voters)
+    rest = whole = sum(shares.values())
     for record in sorted(voters, key=lambda one: one.epoch):
-        heard += shares[record.peer_id]
-        if 2 * heard > sum(shares.values()):
+        rest -= shares[record.peer_id]
+        if 2 * rest < whole:
             break
     return record.epoch
 

@@ -130,6 +130,11 @@ class PeerRecord(PeerFigures):
         """(epoch, digest) of the state that it holds."""
         return self.epoch, self.digest
 
+    def changed(self, **fields: Any) -> PeerRecord:
+        """The record with these fields, which are not checked; itself where it has them."""
+        known = self.__dict__
+        return self if all(known[name] == value for name, value in fields.items()) else self.model_copy(update=fields)
+
 
 @dataclass
 class About:

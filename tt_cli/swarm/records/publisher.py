@@ -96,7 +96,7 @@ def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, no
                 continue  # the organiser has taken the run back since, or this peer has not heard of it yet
             # its pass knows better than itself; in an open run there are none
             user = membership.admit(record.pass_text, record.peer_id)
-            yield record.model_copy(update={"user": user[:80]} if user else {"pass_text": ""})
+            yield record.changed(**{"user": user[:80]} if user else {"pass_text": ""})
         except NotAdmitted as error:
             logger.info(f"ignored the record of {record.peer_id}: {error}")
         except ValueError as error:
@@ -199,7 +199,7 @@ class PeerDirectory:
     def publish(self, record: PeerRecord) -> None:
         """Make this the peer's record: sent when it is due, at once when its state is new or its samples end a wait."""
         with self._lock:
-            record = record.model_copy(update={"vote": self._vote.of(record)})
+            record = record.changed(vote=self._vote.of(record))
             previous, self._record = self._record, record
             untold, missing, _ = self._untold(record)
             if previous is None or previous.state != record.state or untold >= missing > 0:
@@ -344,7 +344,7 @@ class PeerDirectory:
             own = self._record
         others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
         text = self._membership.mine()
-        mine = [own.model_copy(update={"pass_text": text})] if own is not None and own.era == era else []
+        mine = [own.changed(pass_text=text)] if own is not None and own.era == era else []
         return mine + [record for record in others if not record.left]
 
     def _count_trainers(self, view: SwarmState) -> None:
@@ -374,7 +374,7 @@ class PeerDirectory:
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
             self._vote.about_to_store()
-            record = record.model_copy(update={"vote": self._vote.of(record), "time": self._clock.dht_time()})
+            record = record.changed(vote=self._vote.of(record), time=self._clock.dht_time())
         if self._send(record).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
@@ -397,6 +397,6 @@ class PeerDirectory:
             self._thread.join(timeout=2.0)
         if self._thread is None or self._record is None or not self._dht.is_alive():
             return
-        gone = self._send(self._record.model_copy(update={"left": True, "time": self._clock.dht_time()}))
+        gone = self._send(self._record.changed(left=True, time=self._clock.dht_time()))
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)
