@@ -31,6 +31,7 @@ from tt_cli.swarm.audit.sampling import AuditSampler
 from tt_cli.swarm.averager import Averager
 
 RETRY_SECONDS = 0.1
+peer_of, peer_at = functools.lru_cache(PeerID.from_base58), functools.lru_cache(PeerID)
 
 
 class HashSigner(Signer):
@@ -164,7 +165,7 @@ class InMemoryAverager(DecentralizedAverager):
     async def _seek(self, control: Control) -> GroupInfo:
         keys, shown = self._keys(), control.data_for_gather
         seek = self._lead if keys.plan.leader == str(self.peer_id) else self._follow
-        group = await seek(control, keys.current_key, PeerID.from_base58(keys.plan.leader), shown)
+        group = await seek(control, keys.current_key, peer_of(keys.plan.leader), shown)
         await keys.update_key_on_group_assembled(group)
         control.stage = AveragingStage.AWAITING_TRIGGER
         await control.triggered.wait()
@@ -224,7 +225,7 @@ class InMemoryAverager(DecentralizedAverager):
             try:
                 async for message in await self._stub(leader).rpc_join_group(request):
                     if message.code == averaging_pb2.BEGIN_ALLREDUCE:
-                        peers = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+                        peers = tuple(map(peer_at, message.ordered_peer_ids))
                         if self.peer_id not in peers or len(peers) != len(message.gathered):
                             raise MatchmakingException("the leader sent a group of others")  # as hivemind asserts
                         return GroupInfo(message.group_id, peers, tuple(message.gathered))

@@ -216,7 +216,7 @@ class Node:
         self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
         self.limiter = limiter
         self.liar: Lie | None = None
-        self.told: deque[tuple[str, bool, Any]] = deque(maxlen=512)  # what others said they have: answers, and not
+        self.told: deque[tuple[str, bool, bytes]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
@@ -256,7 +256,7 @@ class Node:
         if message is None:
             await asyncio.sleep(SILENCE)
         if method == "rpc_settle":
-            there.told.append((str(self.peer_id), False, message))
+            there.told.append((str(self.peer_id), False, message.serialized_info))
         calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
         try:
             await asyncio.wait(calls[:1])
@@ -269,7 +269,7 @@ class Node:
             raise Broken("the other side went away")
         await self._carry(there, self, method + "!", answer)
         if method == "rpc_settle":
-            self.told.append((str(peer), True, answer))
+            self.told.append((str(peer), True, answer.serialized_info))
         return answer
 
     async def _carry(self, source: Node, target: Node, what: str, message: Any = None) -> None:

@@ -92,6 +92,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
+    get_debug = bool  # asked for each future: False
+
+    def _asyncgen_firstiter_hook(self, generator: Any) -> None:
+        """Those that are left are ended by their finalizers."""
+
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers
         while not self._stopping:

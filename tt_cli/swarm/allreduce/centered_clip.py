@@ -229,11 +229,12 @@ def weighted_mean(
 
 def spread(gradient: GradientBuffer, parts: Sequence[TensorPart]) -> float:
     """Root mean square of all parts, from the first BLOCK elements of each."""
-    total = 0.0
+    total, kernels, zeros = 0.0, implementation().kernels, np.zeros(BLOCK, np.float32)
     for part in parts:
         looked_at = min(BLOCK, part.elements)
-        first = ReceivedPart("", gradient.read(part.start, part.start + looked_at), 1.0, 0.0)
-        _, gram = _look(gradient.codec, [first], looked_at, part.large)
+        first, gram = torch.empty(1, looked_at), np.zeros((2, 2))
+        gradient.codec.of(part.large).decode_into(gradient.read(part.start, part.start + looked_at), first)
+        kernels.add_products(first.numpy(), zeros[:looked_at], gram)
         total += float(gram[0, 0]) * (part.elements / looked_at)
     return math.sqrt(total / max(1, sum(part.elements for part in parts)))
 

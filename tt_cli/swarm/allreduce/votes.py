@@ -38,7 +38,7 @@ class PartStatus:
         return wire.STATUS.message((group_id, joined, said, self.commitment, self.clipped, self.others, self.dropped))
 
 
-def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
+def read_status(message: bytes | runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     """Raises ValueError for anything else than the status of a round with so many parts."""
     _, joined, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
     if len(joined) != HASH_BYTES * parts:
@@ -53,7 +53,7 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     return PartStatus(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
 
 
-def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
+def group_of(message: bytes | runtime_pb2.ExpertInfo) -> bytes:
     """The round that a status belongs to. Raises ValueError for anything else than a status."""
     return wire.STATUS.read(message)[0]
 
