@@ -179,20 +179,22 @@ class Channel:
         self._queue.append(item)
         self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            while not self._queue:
-                self._news.clear()
-                await self._news.wait()
-            item = self._queue.popleft()
-            if self._network.lines is not None:
-                self._unread -= self._network.lines.size(self._what, item)
-                self._read.set()
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                raise item
-            yield item
+    def __aiter__(self) -> Channel:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._queue:
+            self._news.clear()
+            await self._news.wait()
+        item = self._queue.popleft()
+        if self._network.lines is not None:
+            self._unread -= self._network.lines.size(self._what, item)
+            self._read.set()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 Lie = Callable[["Node", PeerID, str, Any], Any]
@@ -302,7 +304,7 @@ class Node:
 
         async def serve() -> None:
             try:
-                request = out.__aiter__() if many else await anext(out.__aiter__())
+                request = out if many else await anext(out)
                 answers = handler(request, P2PContext(name, name, self.peer_id))
                 if hasattr(answers, "__aiter__"):
                     async for answer in answers:

@@ -61,20 +61,22 @@ class Process:
         return asyncio.get_running_loop().create_task(work, context=context)
 
 
-class Due:
-    """A callback that is due now or later: in the place of asyncio's handles, which cost three times as much."""
+class Due(list[Any]):
+    """A callback that is due now or later: in the place of asyncio's handles, which cost several times as much.
 
-    __slots__ = ("args", "callback", "context")
+    [when, number, callback or None, its arguments, its context]
+    """
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None):
-        self.callback: Callable[..., Any] | None = callback
-        self.args, self.context = args, context or contextvars.copy_context()
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.callback, self.args = None, ()
+        self[CALLBACK : ARGUMENTS + 1] = None, ()
 
     def cancelled(self) -> bool:
-        return self.callback is None
+        return self[CALLBACK] is None
+
+
+CALLBACK, ARGUMENTS, CONTEXT = 2, 3, 4
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -86,7 +88,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = EPOCH
-        self._timers: list[tuple[float, int, Due]] = []
+        self._timers: list[Due] = []
         self._set = itertools.count()
 
     def time(self) -> float:
@@ -100,19 +102,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers
         while not self._stopping:
-            while timers and timers[0][2].callback is None:
+            while timers and timers[0][CALLBACK] is None:
                 heapq.heappop(timers)
             if not ready:
                 if not timers:
                     raise RuntimeError("nothing will ever happen again")
                 self.now = max(self.now, timers[0][0])
             while timers and timers[0][0] <= self.now:
-                ready.append(heapq.heappop(timers)[2])
+                ready.append(heapq.heappop(timers))
             for _ in range(len(ready)):
-                due = ready.popleft()
-                if due.callback is not None:
+                _, _, callback, arguments, context = ready.popleft()
+                if callback is not None:
                     try:
-                        due.context.run(due.callback, *due.args)
+                        context.run(callback, *arguments)
                     except Exception as error:
                         self.call_exception_handler({"message": "a callback failed", "exception": error})
 
@@ -123,7 +125,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        due = Due(callback, args, context)
+        due = Due((0.0, 0, callback, args, context or contextvars.copy_context()))
         self._ready.append(due)
         return due
 
@@ -133,10 +135,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        process, due = PROCESS.get() if context is None else context.get(PROCESS), Due(callback, args, context)
-        if process is not None and process.stops:
+        context = context or contextvars.copy_context()
+        if (process := context.get(PROCESS)) is not None and process.stops:
             when = process.awake(when)
-        heapq.heappush(self._timers, (when, next(self._set), due))
+        due = Due((when, next(self._set), callback, args, context))
+        heapq.heappush(self._timers, due)
         return due
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:

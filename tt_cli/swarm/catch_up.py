@@ -59,7 +59,7 @@ class CatchUp:
 
     def attainable(self, view: SwarmState) -> SwarmState:
         """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
-        false = self._false_among(view)
+        false = self._false_among(view) if self._false else ()
         return SwarmState.of(record for record in view.records if record.peer_id not in false) if false else view
 
     def _false_among(self, view: SwarmState) -> frozenset[str]:

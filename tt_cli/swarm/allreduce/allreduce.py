@@ -79,10 +79,10 @@ class AllReduce:
         self.store, self.codec, self.weight = store, local.codec, weight
         self._local, self.signer, self._aggregation, self._usual = local, signer, aggregation, usual
         self.parts = group.name.cut(store.layout, group.shares)
-        self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
+        self._indexes: dict[PeerID, list[int]] = {reducer: [] for reducer in self.reducers}  # of the parts of each
         for index, part in enumerate(self.parts):
             if part.reducer != NOBODY:
-                self._indexes[part.reducer].append(index)
+                self._indexes[self.reducers[part.reducer]].append(index)
         self.absent: frozenset[str] = frozenset()
         self.rejected: dict[str, str] = {}
         self.failed: dict[str, str] = {}
@@ -107,7 +107,7 @@ class AllReduce:
 
     def parts_of(self, reducer: PeerID) -> list[int]:
         """The indexes of its parts, none for who is no reducer."""
-        return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
+        return self._indexes.get(reducer, [])
 
     @property
     def share(self) -> float | None:

@@ -20,7 +20,7 @@ class Throughput:
         self._lock = threading.Lock()
         self._counts: deque[tuple[float, int]] = deque()
         self._started = clock()
-        self.total = 0
+        self.total = self._gone = 0  # gone: counted before the window
 
     def add(self, count: int) -> None:
         with self._lock:
@@ -32,8 +32,8 @@ class Throughput:
         now = self._clock()
         with self._lock:
             while self._counts and self._counts[0][0] <= now - self._window:
-                self._counts.popleft()
-            done = sum(count for _, count in self._counts)
+                self._gone += self._counts.popleft()[1]
+            done = self.total - self._gone
         seconds = min(self._window, now - self._started)
         return done / seconds if seconds > 0 else 0.0
 
