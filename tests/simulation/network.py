@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import random
+import struct
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 SILENCE = 3600.0
+HAPPENED = struct.Struct("<dHHd?")  # of a message: when, from, to, seconds, whether it arrives
 
 
 class Broken(ConnectionError):
@@ -99,16 +101,14 @@ class Network:
                 held = entropy.random() < 0.5  # TCP sends it again when the cut is over
                 delay, arrives = max(delay, cut.stop - now + delay), arrives and held
         self.messages += 1
-        self._sent[what] += 1
-        if (what, self._sent[what]) in self.moments:
-            group, seconds = self.moments[what, self._sent[what]]
-            self.cuts += (Cut(group, now, min(now + seconds, self.line.until)),)
-        if kill := self.deaths.get((what, self._sent[what])):
+        self._sent[what] = sent = self._sent[what] + 1
+        if moment := self.moments.get((what, sent)):
+            self.cuts += (Cut(moment[0], now, min(now + moment[1], self.line.until)),)
+        if kill := self.deaths.get((what, sent)):
             self._loop.call_soon(kill, a)
-        fate = f"after {delay:.3f} s" if arrives else "lost"
-        self.digest.update(f"{now:.6f} {a}>{b} {what} {fate}\n".encode())
+        self.digest.update(HAPPENED.pack(now, a, b, delay, arrives) + what.encode())
         if self.log is not None:
-            self.log.append((now, a, b, what, fate))
+            self.log.append((now, a, b, what, f"after {delay:.3f} s" if arrives else "lost"))
         return delay, arrives
 
     def usual(self, a: int, b: int) -> float:
