@@ -32,7 +32,7 @@ from simulation.virtual import EPOCH, in_virtual_time
 FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 1  # that all make when the faults are over
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
