@@ -90,11 +90,6 @@ class SwarmState:
         able = [r for r in self.records if not r.client_mode and r.state == (self.epoch, self.digest)]
         return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux") if self.digest]
 
-    @property
-    def voters(self) -> list[PeerRecord]:
-        """The trainers whose records decided; none while nobody votes."""
-        return voters_among(self.records)
-
 
 class Vote:
     """The vote of this peer's own record. lifetime: seconds after which others forget a record that is not renewed.
@@ -134,7 +129,7 @@ class Vote:
 
 
 def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
-    """The trainers whose records decide which state is the swarm's.
+    """The trainers whose records decide which state is the swarm's; none while nobody votes.
 
     Trainers in client mode vote for what somebody can hand over, and for anything when there is nobody who could.
     """
@@ -171,8 +166,7 @@ def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
 
 def _middle(voters: Sequence[PeerRecord]) -> int:
     """The median of their epochs by voices, the later one of two: the records of the dead are behind."""
-    shares = voices(voters)
-    rest = whole = sum(shares.values())
+    rest = whole = sum((shares := voices(voters)).values())
     for record in sorted(voters, key=lambda one: one.epoch):
         rest -= shares[record.peer_id]
         if 2 * rest < whole:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from tt_cli.swarm.records.consensus import SwarmState
+from tt_cli.swarm.records.consensus import SwarmState, voters_among
 from tt_cli.swarm.records.peer_record import (
     MAX_NUMBER,
     Count,
@@ -130,7 +130,7 @@ def take_snapshot(
     """
     trainers = [record for record in records if record.role == "trainer"]
     view = SwarmState.of(records)
-    epoch = view.epoch if view.voters else max((record.epoch for record in trainers or records), default=0)
+    epoch = view.epoch if voters_among(records) else max((record.epoch for record in trainers or records), default=0)
     level = [record for record in trainers if record.epoch == epoch]
     per_second = view.samples_per_second()
     target = run.swarm.target_batch_size
