@@ -15,12 +15,12 @@ from simulation.schedule import SCENARIOS, Fault, Schedule, run
 pytestmark = pytest.mark.slow
 
 COUNTS = {  # scenario → schedules
-    **{"calm": 40, "lossy": 180, "crash": 170, "restart": 100, "partition": 250, "split": 150, "moment": 150},
-    **{"long": 20, "hang": 170, "everything": 300, "pair": 280, "local steps": 50},
-    **{"reducer": 100, "backup": 60},
-    **{"liar": 90, "donor": 30, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 50},
+    **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 210, "split": 140, "moment": 140},
+    **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50},
+    **{"reducer": 90, "backup": 50},
+    **{"liar": 70, "donor": 50, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 40},
 }
-AT_ONCE = 50  # schedules of one test, so that workers share them evenly
+AT_ONCE = 30  # schedules of one test, so that workers share them evenly
 PIECES = [(name, first) for name, count in COUNTS.items() for first in range(0, count, AT_ONCE)]
 LARGE = {16: 2, 32: 1, 64: 1}  # members → schedules
 CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
