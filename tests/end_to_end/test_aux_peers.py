@@ -35,7 +35,7 @@ def writer(hub: HubStandin) -> HubStandin:
 def test_every_part_that_is_killed_is_started_again(writer: HubStandin, tmp_path: Path) -> None:
     run = tiny_run(checkpoints={"repository": "acme/run"})
     port = free_port()
-    flags = ("--assist", "--samples", "--samples-every", "1", "--publish", "--port", str(free_port()))
+    flags = ("--assist", "--samples", "--samples-every", "1000", "--publish", "--port", str(free_port()))
     environment = {**writer.environment(tmp_path), "HF_TOKEN": "hf_write"}
     with (
         AuxCommand(run, tmp_path / "aux", *flags, "--assist-port", "0", "--web-port", str(port), **environment) as aux,
