@@ -25,9 +25,8 @@ from typing import Any
 
 PRELOADED = (
     *("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration"),
-    *("pandas", "pyarrow.dataset", "tokenizers"),  # which they import when they read data
+    *("pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers"),  # which they import when they read data
     *("hivemind.utils.multiaddr.codecs.fspath", "hivemind.utils.multiaddr.codecs.ip4"),  # when they tell an address
-    *("testbed.attacks.member", "testbed.conduct", "testbed.faults"),
 )
 READ_AT_IMPORT = ("HF_", "HIVEMIND_", "OMP_NUM_THREADS", "PYTHON")
 MOST = 1 << 20  # bytes of a request
