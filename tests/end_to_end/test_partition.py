@@ -17,7 +17,7 @@ NAMES = ("anna", "ben", "cleo", "dora")
 def lacks_the_rest(member: LocalPeer, since: int) -> bool:
     """True when it has found, after its first `since` events, that too few trainers are there for a step."""
     told = (event for event in member.events[since:] if isinstance(event, (Round, Phase)))
-    return any("of 4 trainers" in (event.words if isinstance(event, Round) else event.reason) for event in told)
+    return any("2 of 4 trainers" in (event.words if isinstance(event, Round) else event.reason) for event in told)
 
 
 @pytest.mark.promise(
