@@ -24,6 +24,7 @@ from tt_cli.swarm.membership.rsa_identity import claim_identity
 
 Result = TypeVar("Result")
 LONGEST = 6.0  # seconds for all parts of a sender
+PATIENCE = 3.0  # seconds: who is just in time is so on a busy machine too
 NOISE = 0.5  # of a member's gradient, beside what all members have in common
 
 
@@ -122,7 +123,7 @@ class Attacked(Member):
         super().__init__(number % 4)
         self.node, self.attack, self.variant = node, attack, variant
         self.peer = node.p2p.peer_id
-        self.seed, self.longest = number, LONGEST
+        self.seed, self.longest, self.patience = number, LONGEST, PATIENCE
         self.aggregation = "centered_clip"
         node.member = self
 

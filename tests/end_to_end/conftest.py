@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed.fork_server import fork_server
@@ -17,6 +18,7 @@ from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
 WAIT = 150.0  # seconds; an upper bound for a busy machine, never a measurement
 TEST_PEER = "testbed.peer"
+PACE = 0.1  # seconds of a micro-batch, as if each peer had a device: a busy machine keeps this too
 
 PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
@@ -30,7 +32,7 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     data["optimizer"].update(min_8bit_size=4096)
     data["schedule"].update(total_steps=1000, peak_lr=5e-3)
     data["swarm"].update(
-        target_batch_size=96,
+        target_batch_size=32,
         large_tensor=4096,
         matchmaking_time=2.0,
         averaging_timeout=30.0,
@@ -42,9 +44,16 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps(data))
 
 
+class PacedSwarm(LocalSwarm):
+    """A swarm whose trainers compute at a pace, and wait for the others when they have a whole step's samples."""
+
+    def start_trainer(self, name: str, **options: Any) -> LocalPeer:
+        return super().start_trainer(name, **{"pace": PACE, "patient": True, **options})
+
+
 def local_swarm(run: RunConfig, folder: Path) -> LocalSwarm:
-    """A swarm of forks, whose trainers leave each other the machine, as tests/testbed/peer.py says."""
-    return LocalSwarm(run.to_toml(), folder, trainer_module=TEST_PEER, launch=fork_server().launch)
+    """A swarm of forks of trainers that leave each other the machine, as tests/testbed/peer.py says."""
+    return PacedSwarm(run.to_toml(), folder, trainer_module=TEST_PEER, launch=fork_server().launch)
 
 
 @pytest.fixture
@@ -61,6 +70,16 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
     yield start
     for swarm in swarms:
         swarm.__exit__(None, None, None)
+
+
+def start_together(swarm: LocalSwarm, trainers: Mapping[str, dict[str, Any]]) -> list[LocalPeer]:
+    """Trainers by name, with options. None computes before all are there, so that all are in the first steps."""
+    gate = swarm.folder / "gate"
+    members = [swarm.start_trainer(name, gate=str(gate), **options) for name, options in trainers.items()]
+    there = swarm.wait(lambda: all(any(e.phase == "training" for e in m.of(Phase)) for m in members), WAIT)
+    assert there, {member.name: member.of(Phase)[-1:] for member in members}
+    gate.touch()
+    return members
 
 
 def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[LocalPeer]:

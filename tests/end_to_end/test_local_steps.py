@@ -22,10 +22,11 @@ def test_members_of_local_steps_agree_with_a_late_joiner_and_a_kill(
     start_swarm: Callable[[RunConfig], LocalSwarm],
 ) -> None:
     optimizer = {"name": "local", "inner_batch": 8}
-    swarm = start_swarm(tiny_run().replaced({"optimizer": optimizer, "schedule.peak_lr": 4e-3}))
-    anna, ben = (swarm.start_trainer(name, batch_size=4, seed=seed) for seed, name in enumerate(("anna", "ben")))
+    changes = {"optimizer": optimizer, "schedule.peak_lr": 4e-3, "swarm.target_batch_size": 96}
+    swarm = start_swarm(tiny_run().replaced(changes))
+    anna, ben = (swarm.start_trainer(name, batch_size=8, seed=seed) for seed, name in enumerate(("anna", "ben")))
     wait_for_step(swarm, 2, "anna", "ben")
-    late = swarm.start_trainer("cleo", batch_size=4, seed=2)
+    late = swarm.start_trainer("cleo", batch_size=8, seed=2)
     assert swarm.wait(lambda: any(len(event.members) == 3 for event in committed(late)), WAIT), late.of(Round)
     assert late.of(Synchronised)[0].source not in ("", "seed")
 

@@ -8,15 +8,16 @@ import pytest
 from end_to_end.conftest import WAIT, assert_agreed, last_step, local_swarm, start_on_hosts, tiny_run, wait_for_step
 from testbed.namespaces import Network
 
-from tt_cli.supervisor.events import Phase
+from tt_cli.supervisor.events import Phase, Round
 from tt_cli.supervisor.local_swarm import LocalPeer
 
 NAMES = ("anna", "ben", "cleo", "dora")
 
 
-def waits_for_the_rest(member: LocalPeer, since: int) -> bool:
+def lacks_the_rest(member: LocalPeer, since: int) -> bool:
     """True when it has found, after its first `since` events, that too few trainers are there for a step."""
-    return any(isinstance(e, Phase) and e.phase == "waiting" and "trainers" in e.reason for e in member.events[since:])
+    told = (event for event in member.events[since:] if isinstance(event, (Round, Phase)))
+    return any("2 of 4 trainers" in (event.words if isinstance(event, Round) else event.reason) for event in told)
 
 
 @pytest.mark.promise(
@@ -33,9 +34,9 @@ def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path)
         network.split(network.hosts[:2], network.hosts[2:])
         seen = {member.name: len(member.events) for member in trainers}
         newest = max(map(last_step, trainers))
-        waiting = swarm.wait(lambda: all(waits_for_the_rest(m, seen[m.name]) for m in trainers), WAIT)
+        lacking = swarm.wait(lambda: all(lacks_the_rest(m, seen[m.name]) for m in trainers), WAIT)
         told = {m.name: [e.reason for e in m.of(Phase)][-5:] for m in trainers}
-        assert waiting, f"a half went on: steps {[last_step(m) for m in trainers]}, {told}"
+        assert lacking, f"a half went on: steps {[last_step(m) for m in trainers]}, {told}"
         # a round that was under way may have ended in one half
         assert max(map(last_step, trainers)) <= newest + 1
         assert_agreed(trainers, together)

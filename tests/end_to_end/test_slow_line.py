@@ -20,7 +20,8 @@ LINE = 1.5e6  # bits a second: 8 s for the state alone, which is six averages, a
     also="tests/swarm/test_missed.py",
 )
 def test_a_newcomer_on_a_slow_line_catches_up_and_contributes(start_swarm: Callable[[RunConfig], LocalSwarm]) -> None:
-    swarm = start_swarm(tiny_run(model={"dim": 64, "heads": 4, "depth": 2}, swarm={"statistics_expiration": 30.0}))
+    settings = {"statistics_expiration": 30.0, "target_batch_size": 96}
+    swarm = start_swarm(tiny_run(model={"dim": 64, "heads": 4, "depth": 2}, swarm=settings))
     paced = {"batch_size": 24, "pace": STEP_SECONDS / 2}
     for seed, name in enumerate(("one", "two")):
         swarm.start_trainer(name, seed=seed, **paced)

@@ -15,7 +15,7 @@ from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Trouble
-from tt_cli.supervisor.local_swarm import LocalSwarm
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 
@@ -48,7 +48,11 @@ def test_peers_train_on_what_they_stream_and_need_no_server_to_go_on(
     run = tiny_run(data={"source": "files", "location": server.url})
     swarm = start_swarm(run)
     trainers = [swarm.start_trainer(name, batch_size=4, seed=seed) for seed, name in enumerate(("anna", "ben"))]
-    assert swarm.wait(lambda: all(trainer.of(Contribution) for trainer in trainers), WAIT)
+
+    def has_all(trainer: LocalPeer) -> bool:
+        return bool(trainer.of(Contribution)) and len(list(trainer.home.rglob("*.shard"))) == 3
+
+    assert swarm.wait(lambda: all(map(has_all, trainers)), WAIT)
     assert_agreed(trainers)
     asked = server.fetched()
     assert {entry.split()[0] for entry in asked} == {f"{SHARDS}/train-000-{shard:05d}.parquet" for shard in range(3)}
@@ -60,4 +64,5 @@ def test_peers_train_on_what_they_stream_and_need_no_server_to_go_on(
     assert swarm.wait(lambda: bool(again.of(Contribution)), WAIT), again.worker.log.read_text()[-1500:]
     wait_for_step(swarm, last_step(again), "ben")
     assert server.fetched() == asked, "what it read before lies on its disk"
-    assert [event.words for event in again.of(Trouble) if event.what == "data stream"], "it says that nobody answers"
+    told = swarm.wait(lambda: any(event.what == "data stream" for event in again.of(Trouble)), WAIT)
+    assert told, "it says that nobody answers"

@@ -22,7 +22,7 @@ from tt_cli.run import folders
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
-RUN = tiny_run(swarm={"target_batch_size": 256})  # a trainer alone is no faster than a newcomer can follow
+RUN = tiny_run(swarm={"target_batch_size": 64})  # a trainer alone is no faster than a newcomer can follow
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -21,9 +23,13 @@ SECONDS = 240.0
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A TCP port of loopback that nothing listens on now, and that Linux hands out to nobody who asks for any."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as server,
+        ):
+            return int(server.getsockname()[1])
 
 
 class AuxCommand:

@@ -25,7 +25,8 @@ from typing import Any
 
 PRELOADED = (
     *("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration"),
-    *("pandas", "pyarrow.parquet", "tokenizers"),  # which they import when they read data
+    *("pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers"),  # which they import when they read data
+    *("hivemind.utils.multiaddr.codecs.fspath", "hivemind.utils.multiaddr.codecs.ip4"),  # when they tell an address
 )
 READ_AT_IMPORT = ("HF_", "HIVEMIND_", "OMP_NUM_THREADS", "PYTHON")
 MOST = 1 << 20  # bytes of a request
@@ -120,12 +121,16 @@ def fork_server() -> ForkServer:
 def serve(control: socket.socket) -> None:
     """Answer requests until nobody is left to ask; in a fork, run what it is to be."""
     from tt_cli.optim.kernels import warm_up
+    from tt_cli.supervisor.processes import keep_objects_shared
+    from tt_cli.swarm.allreduce import centered_clip
     from tt_cli.swarm.compression import linear8
 
     for name in PRELOADED:
         importlib.import_module(name)
-    warm_up()
+    warm_up(blockwise=False)
     linear8.implementation()
+    centered_clip.implementation()
+    keep_objects_shared()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, MOST, 16)
         if not message:

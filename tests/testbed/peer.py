@@ -34,7 +34,7 @@ from tt_cli.swarm.compression import gradient_buffer
 
 WAIT_SECONDS = 0.1
 LOOK_SECONDS = 1.0  # how soon a peer in lockstep notices that it should leave
-SMALL_PART = 1024  # elements
+SMALL_PART = 4096  # elements
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
     elif run.swarm.compression == "linear8":
         kernels = linear8.implementation()
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
-    # with local steps a GPU's 8-bit AdamW is bitsandbytes', which sees GPUs only where it is imported after the forks
-    warm_up(blockwise=run.optimizer.name != "local" or run.swarm.compression == "blockwise8")
+    warm_up(blockwise=run.swarm.compression == "blockwise8")
     arithmetic = implementation()
     emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
     self_test(codec_of(run))
