@@ -1,0 +1,92 @@
+"""Audits of work: members whose gradients come of no examples, as one reducer sees it over rounds.
+
+Gradients of examples of one distribution have something in common, however noisy they are, and no two of them have the
+same noise. CenteredClip needs the products of what the members sent; more is not needed here:
+
+- With g what all have in common and v the variance of one example's gradient, the product of two members' means over w
+  examples each is |g|² in the mean, and the square of one of them |g|² + v / w. Medians over the members say what both
+  are: a minority changes them little, whatever it sends.
+- A member's likeness is the median of its products with the others over |g|², as if its square were what its examples
+  allow: about 1 for who works, however many examples it has and however its gradient is scaled, 0 for zeros and noise.
+- A gradient is further from every other than its own noise. Who is much nearer to one that came before has copied it.
+
+What is found is told; nothing is proven by it, and nothing follows. Honest members whose data have little in common
+with those of the others are less like them: only who is like nobody is named.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+import numpy as np
+
+from tt_cli.swarm.allreduce.reducer import Reducer
+
+FEWEST_MEMBERS = 4  # of two others nobody knows which one is wrong
+WINDOW, FEWEST = 10, 5  # rounds with a member that are looked at; from how many on it is judged
+LIKE = 0.25  # a mean likeness that honest members are above
+SURE = 4.0  # standard errors of the mean
+NEAR = 0.25  # of its noise: so near to another gradient is none of one's own
+LEAST_OWN = 1e-4  # of its square that is noise: with less, honest members may send the same
+COPIED = 3  # rounds
+TINY = 1e-12  # of what is usual: rounding
+REMEMBERED = 100  # rounds for which it is kept how who has left worked
+NOTHING, UNLIKE_ALL = "it sends zeros for the examples that it counts", "what it sends is like noise to the others"
+COPY = "what it sends is a copy of what another member sent"
+
+
+class WorkAudits:
+    """What one peer, as a reducer, knows of the members' work. For one thread."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._seen: dict[str, deque[tuple[int, float, bool]]] = {}  # member → round, likeness, whether it is a copy
+
+    def look(self, reducer: Reducer) -> dict[str, str]:
+        """Count in a round that was committed. Returns the members without work lately, each with what it sends."""
+        self._round += 1
+        self._seen = {member: seen for member, seen in self._seen.items() if seen[-1][0] > self._round - REMEMBERED}
+        came = [sender for sender, weight in reducer.weights.items() if weight]
+        members = [sender for sender in came if reducer.used(sender) == len(reducer.parts)]
+        places = [reducer.senders.index(member) for member in members]
+        weights = np.array([reducer.weights[member] for member in members])
+        likenesses, copies = judge(reducer.products[np.ix_(places, places)], weights)
+        for member, likeness, copied in zip(members, likenesses, copies, strict=False):
+            self._seen.setdefault(member, deque(maxlen=WINDOW)).append((self._round, likeness, copied))
+        return {member: words for member in self._seen if member != reducer.me and (words := self._words(member))}
+
+    def _words(self, member: str) -> str:
+        """What this member does instead of work, "" where it works or that is not known yet."""
+        seen = self._seen[member]
+        if sum(copied for _, _, copied in seen) >= COPIED:
+            return COPY
+        if len(seen) < FEWEST:
+            return ""
+        likenesses = [likeness for _, likeness, _ in seen]
+        error = statistics.stdev(likenesses) / math.sqrt(len(seen))
+        if statistics.fmean(likenesses) + SURE * error >= LIKE:
+            return ""
+        return UNLIKE_ALL if any(likenesses) else NOTHING
+
+
+def judge(products: np.ndarray, weights: np.ndarray) -> tuple[list[float], list[bool]]:
+    """Members' likenesses, and whether they are copies, in the order in which they came; of none where nobody knows.
+
+    products: (members, members) float64. weights: their examples (members,).
+    """
+    if len(weights) < FEWEST_MEMBERS:
+        return [], []
+    squares = products.diagonal()
+    common = np.array([np.median(np.delete(row, i)) for i, row in enumerate(products)])
+    if (shared := float(np.median(common))) <= 0.0:
+        return [], []
+    noise = np.fmax(0.0, np.median((squares - shared) * weights)) / weights
+    sizes = np.sqrt(np.where(squares > TINY * np.median(squares), squares, np.inf))
+    likenesses = common / shared * np.sqrt(shared + noise) / sizes
+    own = noise / (shared + noise)
+    apart = 1.0 - np.square(products / sizes / sizes[:, None])  # the squared sine
+    near = (own > LEAST_OWN)[:, None] & (apart < NEAR * own[:, None])
+    copies: np.ndarray = np.tril(near, -1).any(axis=1)
+    return likenesses.tolist(), copies.tolist()
