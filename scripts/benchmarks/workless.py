@@ -130,21 +130,22 @@ def named(said: dict[str, dict[str, tuple[int, str]]], attacked: bool) -> dict[s
     return figures
 
 
-def jobs(quick: bool, rounds: int | None) -> Iterator[tuple[str, str, int]]:
+def jobs(quick: bool, way: str | None, rounds: int | None) -> Iterator[tuple[str, str, int]]:
     """Way, arm and rounds of each run."""
-    for way in ("gradients",) if quick else WAYS:
+    for each in (way,) if way else ("gradients",) if quick else WAYS:
         for arm in ARMS[:2] if quick else ARMS:
-            yield way, arm, rounds or (10 if quick else WAYS[way])
+            yield each, arm, rounds or (10 if quick else WAYS[each])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
+    parser.add_argument("--way", choices=list(WAYS), help="only this one")
     parser.add_argument("--rounds", type=int, help="of each run, instead of " + ", ".join(map(str, WAYS.values())))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All runs, two at a time."""
-    asked = list(jobs(args.quick, args.rounds))
+    asked = list(jobs(args.quick, args.way, args.rounds))
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = dict(
             zip(((way, arm) for way, arm, _ in asked), pool.map(train, *zip(*asked, strict=True)), strict=True)

@@ -23,7 +23,6 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
-from tt_cli.identity.rate_limit import Places
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
@@ -42,8 +41,6 @@ from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
 logger = get_logger(__name__)
-
-ASKING, MOST_ASKING = 4, 512  # of one member at once, and of all, while a transfer goes on
 
 
 @dataclass
@@ -85,7 +82,7 @@ class Audits(ServicerBase):
         self._showing: asyncio.Task[None] | None = None
         self._doubts: dict[str, str] = {}
         self._audit: asyncio.Task[None] | None = None
-        self._sampler, self._places = sampler or AuditSampler(), Places(ASKING, MOST_ASKING)
+        self._sampler = sampler or AuditSampler()
 
     def begin(self, commit: CommitProtocol) -> dict[str, str]:
         """A round is committed: audit a part in the background. Returns the doubts of the audit before."""
@@ -181,16 +178,13 @@ class Audits(ServicerBase):
                 await pass_on(proof, guilty, map(PeerID.from_base58, peers), self._stub_of, self._patience)
 
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """A member of a round is shown what this peer sent, or the list of what it reduced.
-
-        Not before this peer's transfer is over: else it could send as its own what this peer is sending to others.
-        """
+        """A member of a round is shown what this peer sent, or the list of what it reduced, after the transfer."""
         group_id, reducer, index = wire.AUDIT_REQUEST.read(request)
         commit = self._rounds.get(group_id[:GROUP_BYTES])
         for phase in commit.phases if commit is not None else ():
             if phase.allreduce.group_id == group_id:
-                with self._places.one(str(context.remote_id)):
-                    await asyncio.wait_for(phase.over.wait(), self._patience)
+                if not phase.over.is_set():
+                    raise ValueError("who asked could send as its own what this peer is still sending")
                 shown = phase.allreduce.show(str(context.remote_id), reducer, index)
                 return runtime_pb2.ExpertInfo(serialized_info=shown)
         raise ValueError("no such round here")

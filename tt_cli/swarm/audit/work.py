@@ -1,17 +1,14 @@
 """Audits of work: members whose gradients come of no examples, as one reducer sees it over rounds.
 
-Gradients of examples of one distribution have something in common, however noisy they are, and no two of them have the
-same noise. CenteredClip needs the products of what the members sent; more is not needed here:
-
-- With g what all have in common and v the variance of one example's gradient, the product of two members' means over w
-  examples each is |g|² in the mean, and the square of one of them |g|² + v / w. Medians over the members say what both
-  are: a minority changes them little, whatever it sends.
+- With g what the gradients of all examples have in common and v the variance of one, the product of two members' means
+  over w examples each is |g|² on average, and the square of one is |g|² + v / w. What both are is said by medians over
+  the members, which a minority changes little, whatever it sends. CenteredClip has the products anyway.
 - A member's likeness is the median of its products with the others over |g|², as if its square were what its examples
   allow: about 1 for who works, however many examples it has and however its gradient is scaled, 0 for zeros and noise.
 - A gradient is further from every other than its own noise. Who is much nearer to one that came before has copied it.
 
-What is found is told; nothing is proven by it, and nothing follows. Honest members whose data have little in common
-with those of the others are less like them: only who is like nobody is named.
+What is found is told; nothing is proven by it, and nothing follows. Who has unlike data is less like the others, or
+even against them: only who is surely neither is named.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ from tt_cli.swarm.allreduce.reducer import Reducer
 
 FEWEST_MEMBERS = 4  # of two others nobody knows which one is wrong
 WINDOW, FEWEST = 10, 5  # rounds with a member that are looked at; from how many on it is judged
-LIKE = 0.25  # a mean likeness that honest members are above
+LIKE = 0.25  # a mean likeness, or its opposite, beyond which a member has something to say
 SURE = 4.0  # standard errors of the mean
-NEAR = 0.25  # of its noise: so near to another gradient is none of one's own
+NEAR = 0.05  # of its noise: so near to another gradient is none of one's own
 LEAST_OWN = 1e-4  # of its square that is noise: with less, honest members may send the same
 COPIED = 3  # rounds
 TINY = 1e-12  # of what is usual: rounding
@@ -59,14 +56,11 @@ class WorkAudits:
 
     def _words(self, member: str) -> str:
         """What this member does instead of work, "" where it works or that is not known yet."""
-        seen = self._seen[member]
-        if sum(copied for _, _, copied in seen) >= COPIED:
+        _, likenesses, copies = zip(*self._seen[member], strict=True)
+        if sum(copies) >= COPIED:
             return COPY
-        if len(seen) < FEWEST:
-            return ""
-        likenesses = [likeness for _, likeness, _ in seen]
-        error = statistics.stdev(likenesses) / math.sqrt(len(seen))
-        if statistics.fmean(likenesses) + SURE * error >= LIKE:
+        error = statistics.stdev(likenesses) / math.sqrt(len(likenesses)) if len(likenesses) >= FEWEST else math.inf
+        if abs(statistics.fmean(likenesses)) + SURE * error >= LIKE:
             return ""
         return UNLIKE_ALL if any(likenesses) else NOTHING
 
@@ -88,5 +82,4 @@ def judge(products: np.ndarray, weights: np.ndarray) -> tuple[list[float], list[
     own = noise / (shared + noise)
     apart = 1.0 - np.square(products / sizes / sizes[:, None])  # the squared sine
     near = (own > LEAST_OWN)[:, None] & (apart < NEAR * own[:, None])
-    copies: np.ndarray = np.tril(near, -1).any(axis=1)
-    return likenesses.tolist(), copies.tolist()
+    return likenesses.tolist(), [bool(row[:i].any()) for i, row in enumerate(near)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from tt_cli.supervisor.events import Choice, Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
@@ -47,7 +47,7 @@ class RoundLog:
 
     last_round: the words of the newest one. now: what this peer would do, were it not stuck. clipped, accused: peer ids
     of members that were clipped again and again lately, and of those that were proven guilty; for this peer's record.
-    workless: members that do no work, and what they send instead.
+    workless: those that do no work.
     """
 
     def __init__(self, peer_id: str, emit: Emit, view: Callable[[], SwarmState]):
@@ -58,7 +58,7 @@ class RoundLog:
         self._share, self._upload = math.inf, 0  # as last told; what was known of the line before the newest round
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossSpikeDetector()
-        self.workless: dict[str, str] = {}
+        self.workless: Set[str] = frozenset()
         self.clipped: list[str] = []
         self.accused: list[str] = []
 
@@ -95,7 +95,10 @@ class RoundLog:
         spoiled = dict.fromkeys(result.doubts, SILENT) | dict.fromkeys(clipped, CLIPPED)
         spoiled |= dict.fromkeys(view.boasting, BOASTING) | dict.fromkeys((*ahead, *view.claiming), CLAIMING)
         self._note(spoiled | dict.fromkeys(result.rejected, REFUSED))
-        self._name_workless(result)
+        for peer_id in sorted(result.workless.keys() - self.workless):
+            words = f"{self.name(peer_id)} ({peer_id}) does no work: {result.workless[peer_id]}"
+            self._emit(Trouble("member", words, WORKLESS))
+        self.workless = result.workless.keys()
         return self._accuse(result)
 
     def reduced(self, share: float | None, upload: int) -> None:
@@ -202,13 +205,6 @@ class RoundLog:
             self._emit(
                 Trouble("member", words, "it is left out; the organiser can ban it: the proof is in accusations/")
             )
-
-    def _name_workless(self, result: RoundResult) -> None:
-        """Tell of each without work when it is found to be, and again when it is after having worked."""
-        for peer_id, how in result.workless.items():
-            if self.workless.get(peer_id) != how:
-                self._emit(Trouble("member", f"{self.name(peer_id)} ({peer_id}) does no work: {how}", WORKLESS))
-        self.workless = result.workless
 
     def _note(self, spoiled: dict[str, str]) -> None:
         """Remember who spoiled this round, and name whoever did it so often that somebody should look."""
