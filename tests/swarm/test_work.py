@@ -127,8 +127,18 @@ def test_a_gradient_that_is_scaled_is_as_like_the_others() -> None:
     """As of a slow peer's local steps, which are fewer."""
     gradients = list(honest(0, 6.0).values())
     rows = torch.stack([gradients[0] * 0.1, *gradients[1:]]).double().numpy()
-    likenesses, copies = judge(rows @ rows.T, np.array(list(WEIGHTS.values())))
+    likenesses, copies = judge(rows @ rows.T, np.array(list(WEIGHTS.values())), np.zeros(len(rows)))
     assert all(likeness == pytest.approx(1.0, abs=0.25) for likeness in likenesses) and not any(copies)
+
+
+def test_where_most_gradients_vanish_nobody_is_judged() -> None:
+    """As in rows of rare tokens: a few examples may have none of them, round after round."""
+    audits = WorkAudits()
+    for step in range(WINDOW):
+        gradients = honest(step, 6.0)
+        reducer = reduced(gradients | {"p3": zeros(gradients, step)})
+        reducer.spreads = {name: 5.0 * float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
+        assert audits.look(reducer) == {}
 
 
 def test_who_works_again_is_not_named_any_more() -> None:

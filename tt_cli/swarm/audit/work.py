@@ -19,6 +19,7 @@ from collections import deque
 
 import numpy as np
 
+from tt_cli.swarm.allreduce.centered_clip import FLOOR
 from tt_cli.swarm.allreduce.reducer import Reducer
 
 FEWEST_MEMBERS = 4  # of two others nobody knows which one is wrong
@@ -49,7 +50,9 @@ class WorkAudits:
         members = [sender for sender in came if reducer.used(sender) == len(reducer.parts)]
         places = [reducer.senders.index(member) for member in members]
         weights = np.array([reducer.weights[member] for member in members])
-        likenesses, copies = judge(reducer.products[np.ix_(places, places)], weights)
+        usual = np.square([reducer.spreads.get(member, 0.0) for member in members])
+        usual *= sum(part.elements for part in reducer.parts)
+        likenesses, copies = judge(reducer.products[np.ix_(places, places)], weights, usual)
         for member, likeness, copied in zip(members, likenesses, copies, strict=False):
             self._seen.setdefault(member, deque(maxlen=WINDOW)).append((self._round, likeness, copied))
         return {member: words for member in self._seen if member != reducer.me and (words := self._words(member))}
@@ -65,16 +68,17 @@ class WorkAudits:
         return UNLIKE_ALL if any(likenesses) else NOTHING
 
 
-def judge(products: np.ndarray, weights: np.ndarray) -> tuple[list[float], list[bool]]:
+def judge(products: np.ndarray, weights: np.ndarray, usual: np.ndarray) -> tuple[list[float], list[bool]]:
     """Members' likenesses, and whether they are copies, in the order in which they came; of none where nobody knows.
 
-    products: (members, members) float64. weights: their examples (members,).
+    products: (members, members) float64. weights: their examples (members,). usual: their squares (members,) if all of
+    a gradient were as large. Where most gradients vanish, as in rows of rare tokens, a few examples may have none.
     """
     if len(weights) < FEWEST_MEMBERS:
         return [], []
     squares = products.diagonal()
     common = np.array([np.median(np.delete(row, i)) for i, row in enumerate(products)])
-    if (shared := float(np.median(common))) <= 0.0:
+    if (shared := float(np.median(common))) <= 0.0 or np.median(squares) < FLOOR**2 * np.median(usual):
         return [], []
     noise = np.fmax(0.0, np.median((squares - shared) * weights)) / weights
     sizes = np.sqrt(np.where(squares > TINY * np.median(squares), squares, np.inf))
