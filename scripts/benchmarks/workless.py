@@ -39,10 +39,10 @@ from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 
-QUICK = "ten rounds of averaged gradients, attacked and calm"
+QUICK = "seven rounds of averaged gradients, attacked and calm"
 ZEROS, COPY, NOISE = 2, 5, 8  # members
 WORKLESS = (ZEROS, COPY, NOISE)
-WAYS = {"gradients": 30, "dense": 15, "sparse": 20}  # rounds
+WAYS = {"gradients": 30, "dense": 12, "sparse": 14}  # rounds
 ARMS = ("attacked", "calm", "alone")
 INNER_STEPS, INNER_BATCH = 4, 8
 LAST = 5  # rounds
@@ -134,7 +134,7 @@ def jobs(quick: bool, way: str | None, rounds: int | None) -> Iterator[tuple[str
     """Way, arm and rounds of each run."""
     for each in (way,) if way else ("gradients",) if quick else WAYS:
         for arm in ARMS[:2] if quick else ARMS:
-            yield each, arm, rounds or (10 if quick else WAYS[each])
+            yield each, arm, rounds or (7 if quick else WAYS[each])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
