@@ -14,7 +14,6 @@ even against them: only who is surely neither is named.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 
 import numpy as np
@@ -59,15 +58,16 @@ class WorkAudits:
 
     def _words(self, member: str) -> str:
         """What this member does instead of work, "" where it works or that is not known yet."""
-        _, likenesses, copies = zip(*self._seen[member], strict=True)
-        if sum(copies) >= COPIED:
+        _, likenesses, copies = map(np.array, zip(*self._seen[member], strict=True))
+        if copies.sum() >= COPIED:
             return COPY
-        error = statistics.stdev(likenesses) / math.sqrt(len(likenesses)) if len(likenesses) >= FEWEST else math.inf
-        if abs(statistics.fmean(likenesses)) + SURE * error >= LIKE:
+        error = likenesses.std(ddof=1) / math.sqrt(len(likenesses)) if len(likenesses) >= FEWEST else math.inf
+        if not abs(likenesses.mean()) + SURE * error < LIKE:
             return ""
-        return UNLIKE_ALL if any(likenesses) else NOTHING
+        return UNLIKE_ALL if likenesses.any() else NOTHING
 
 
+@np.errstate(all="ignore")  # whoever sends next to nothing is infinitely far from the others
 def judge(products: np.ndarray, weights: np.ndarray, usual: np.ndarray) -> tuple[list[float], list[bool]]:
     """Members' likenesses, and whether they are copies, in the order in which they came; of none where nobody knows.
 

@@ -30,7 +30,7 @@ SILENT = "it left an audit without an answer"
 MOSTLY = 0.5  # of the parts: then a member counts as clipped in this round
 PUBLISHED = 8  # peer ids
 NOTABLE = 0.05  # change of the share that a peer reduces
-WORKLESS = "its examples count for nothing; its owner should run `tt doctor`; the organiser can ban it"
+WORKLESS = "nothing follows from it here: its owner should run `tt doctor`; the organiser can ban it"
 REMEDIES = {
     SLOW: "it can join with --client-mode, raise --max-upload, or free its line",
     REFUSED: "it should update tt and check its memory; it is left out for some steps",
