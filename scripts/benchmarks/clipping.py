@@ -40,6 +40,7 @@ from tt_cli.optim.kernels import warm_up
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import Opening, RoundName, Signer, input_hash
+from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit.sampling import unlike
 from tt_cli.swarm.compression.codec import GradientCodec, codec_of
 from tt_cli.swarm.compression.gradient_buffer import PART_ELEMENTS, DecodedGradients, GradientBuffer
@@ -80,7 +81,10 @@ class Attacked(Training):
         elif self.attack and self.attack != "without":
             for member in ATTACKERS:
                 self._spoil(buffers[member], member)
-        return swarm_average(buffers, self.sizes, order, self.run.swarm.aggregation, self.clipped)
+        return swarm_average(buffers, self.sizes, order, self.run.swarm.aggregation, self.reduced)
+
+    def reduced(self, reducer: Reducer) -> None:
+        self.clipped.update(reducer.clipped)
 
     def _collude(self, buffers: list[GradientBuffer]) -> None:
         honest = [member for member in self.order if member not in ATTACKERS]

@@ -30,8 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -161,7 +160,15 @@ class Training:
 
     def average(self, buffers: list[GradientBuffer]) -> GradientBuffer:
         """What the members average to."""
-        return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation)
+        return swarm_average(buffers, self.weights, self.order, self.run.swarm.aggregation, self.reduced)
+
+    @property
+    def weights(self) -> list[int]:
+        """Examples behind what each member gives to a round."""
+        return self.sizes
+
+    def reduced(self, reducer: Reducer) -> None:
+        """One member has reduced its share of a round."""
 
     def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
         """A member's mean gradient, its loss and its figures."""
@@ -184,11 +191,11 @@ def swarm_average(
     sizes: list[int],
     order: list[int],
     aggregation: Aggregation,
-    clipped: Counter[str] | None = None,
+    reduced: Callable[[Reducer], None] = lambda reducer: None,
 ) -> GradientBuffer:
     """What every member of a round ends with: each reduces its share of the members' gradients, as in a swarm.
 
-    clipped: member → parts in which it was clipped, counted up.
+    reduced: takes each reducer when it has made its averages.
     """
     layout, codec = buffers[0].layout, buffers[0].codec
     senders = [str(member) for member in order]
@@ -219,8 +226,7 @@ def swarm_average(
                 await averaging.take(str(member), codec.message(encoded, part.elements, part.large), sizes[member])
 
         await asyncio.gather(averaging.run(), *(send(member) for member in order if member != me))
-        if clipped is not None:
-            clipped.update(averaging.clipped)
+        reduced(averaging)
 
     async def all_parts() -> None:
         await asyncio.gather(*(reduce(reducer) for reducer in range(len(order))))

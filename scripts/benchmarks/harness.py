@@ -40,6 +40,7 @@ ONE_THREAD = (
     "convergence",
     "data",
     "local_steps",
+    "workless",
 )  # of libraries that read it when they are loaded
 
 

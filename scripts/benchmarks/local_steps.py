@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of, swarm_average
+from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
@@ -92,7 +92,7 @@ class LocalTraining(Training):
     def steps(self) -> Iterator[tuple[float, str]]:
         """After each outer step: the mean loss of its inner steps, and the digest."""
         while True:
-            losses, weights = 0.0, [self._inner_steps * size for size in self.sizes]
+            losses = 0.0
             for model, member, stream, buffer in zip(
                 self._models, self._members, self._streams, self._buffers, strict=True
             ):
@@ -103,12 +103,16 @@ class LocalTraining(Training):
                     assert member.add(gradients, len(batch.text), loss, figures)
                     losses += float(loss) / self._inner_steps / len(self.sizes)
                 member.hold(buffer)
-            average = swarm_average(self._buffers, weights, self.order, self.run.swarm.aggregation)
+            average = self.average(self._buffers)
             self.travelled = travelling(self._buffers[0]), travelling(average)
             self._state.step(DecodedGradients(average))
             for member in self._members:
                 member.release()
             yield losses, self.shared.digest
+
+    @property
+    def weights(self) -> list[int]:
+        return [self._inner_steps * size for size in self.sizes]
 
 
 def travelling(buffer: GradientBuffer) -> float:

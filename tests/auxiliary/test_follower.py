@@ -120,7 +120,7 @@ class Aux:
 
     @property
     def period(self) -> float:
-        return max(room.MIN_SECONDS, self.keeper.nbytes / room.BYTES_A_SECOND)
+        return max(room.MIN_SECONDS, self.keeper.trained.tree.nbytes / room.BYTES_A_SECOND)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_it_wants_what_is_new_and_not_what_is_older(aux: Aux) -> None:
     aux.swarm.clock.now += aux.period
     wants = aux.follower.wants
     assert not wants(SwarmState.of([]))
-    assert not wants(SwarmState.of([record(epoch=3, digest=aux.keeper.digest)]))
+    assert not wants(SwarmState.of([record(epoch=3, digest=aux.keeper.position[1])]))
     assert not wants(SwarmState.of([record(epoch=2, digest="aa")]))
     assert wants(SwarmState.of([record(epoch=3, digest="aa")])) and wants(SwarmState.of([record(epoch=9)]))
 
@@ -154,7 +154,10 @@ def test_each_step_is_made_with_its_average_and_checkpoints_are_those_of_the_swa
     ]  # fmt: skip
     saved = [load(event.path) for event in aux.told if isinstance(event, Saved)]  # type: ignore[arg-type]
     assert saved[-1].digest() == aux.swarm.digest
-    state, four = f"a state ({aux.keeper.nbytes / 1e3:.0f} kB)", f"the averages of 4 steps ({4 * average / 1e3:.0f} kB)"
+    state, four = (
+        f"a state ({aux.keeper.trained.tree.nbytes / 1e3:.0f} kB)",
+        f"the averages of 4 steps ({4 * average / 1e3:.0f} kB)",
+    )
     assert aux.lines == [f"takes {four} in place of {state}, while members keep them"]
 
 
@@ -185,10 +188,10 @@ def test_it_takes_what_is_fewer_bytes(aux: Aux, steps_a_state: int, slow: bool) 
     states = Aux(averages=False)
     period = 2 * aux.period if slow else aux.period
     for one in (aux, states):
-        one.swarm.bytes_a_second = one.keeper.nbytes / (0.1 * period) if slow else math.inf
+        one.swarm.bytes_a_second = one.keeper.trained.tree.nbytes / (0.1 * period) if slow else math.inf
         bytes_taken(one, 2 * steps_a_state + 1, period / steps_a_state)
     taken, by_states = (bytes_taken(one, 16, period / steps_a_state) for one in (aux, states))
-    average, state = aux.swarm.store.buffer.nbytes, aux.keeper.nbytes
+    average, state = aux.swarm.store.buffer.nbytes, aux.keeper.trained.tree.nbytes
     assert taken == (16 * average if steps_a_state * average < state else by_states)
     assert state <= by_states >= taken
 
@@ -196,12 +199,12 @@ def test_it_takes_what_is_fewer_bytes(aux: Aux, steps_a_state: int, slow: bool) 
 def test_averages_that_have_cost_as_much_as_a_state_are_followed_by_one(aux: Aux) -> None:
     average = aux.swarm.store.buffer.nbytes
     taken = bytes_taken(aux, 20, aux.period / 20.5)
-    assert aux.keeper.nbytes - average <= taken < aux.keeper.nbytes
+    assert aux.keeper.trained.tree.nbytes - average <= taken < aux.keeper.trained.tree.nbytes
     assert not aux.current and not aux.lines
     aux.swarm.step()
     aux.look(aux.period)
     assert aux.current and aux.lines == [
-        f"takes a state ({aux.keeper.nbytes / 1e3:.0f} kB) in place of the averages of 21 steps "
+        f"takes a state ({aux.keeper.trained.tree.nbytes / 1e3:.0f} kB) in place of the averages of 21 steps "
         f"({21 * average / 1e6:.1f} MB)"
     ]
 

@@ -41,7 +41,7 @@ def handed_over(keeper: StateKeeper) -> TrainingState:
     """What a taker would make of it."""
     offered = keeper.hand_over()
     assert offered is not None
-    tree = keeper.read_tree(offered[0])
+    tree = keeper.trained.read_tree(offered[0])
     return received_state(tree, offered[1].view(tree.nbytes), RUN.to_toml())
 
 
@@ -66,7 +66,7 @@ def keeper(told: list[Event]) -> StateKeeper:
 
 
 def test_without_a_state_it_hands_nothing_over(keeper: StateKeeper, told: list[Event]) -> None:
-    assert (keeper.epoch, keeper.digest, keeper.hand_over(), told) == (0, "", None, [])
+    assert (keeper.position, keeper.hand_over(), told) == ((0, ""), None, [])
 
 
 def test_a_models_size_counts_shared_weights_once_or_in_every_layer() -> None:
@@ -81,7 +81,7 @@ def test_it_holds_the_newest_state_of_the_disk_again(told: list[Event]) -> None:
     for step in (3, 4):
         save(folders.checkpoints(RUN), state(step))
     keeper = StateKeeper(RUN, told.append)
-    assert (keeper.epoch, keeper.digest) == (4, state(4).digest()) == (4, handed_over(keeper).digest())
+    assert keeper.position == (4, state(4).digest()) == (4, handed_over(keeper).digest())
     assert [type(event) for event in told] == [Log]
 
 
@@ -113,7 +113,7 @@ def test_what_members_signed_is_kept_in_memory_and_on_the_disk(keeper: StateKeep
 
 def test_what_nobody_signed_is_not_handed_over(keeper: StateKeeper) -> None:
     hold(keeper, state(7))
-    zeros = {name: torch.zeros(shape) for name, shape in keeper.shapes().items()}
+    zeros = {name: torch.zeros(shape) for name, shape in keeper.trained.shapes().items()}
     keeper.state.step(zeros)
     assert (keeper.position, keeper.hand_over()) == ((0, ""), None)
     keeper.accept()
@@ -121,11 +121,11 @@ def test_what_nobody_signed_is_not_handed_over(keeper: StateKeeper) -> None:
 
 
 def test_only_trees_of_the_run_are_read(keeper: StateKeeper) -> None:
-    assert keeper.read_tree(state(7).tree().manifest()).step == 7
+    assert keeper.trained.read_tree(state(7).tree().manifest()).step == 7
     other = replace(state(7), identity=small_run(**{"run.seed": 9}).identity)
     for sent in (other, trained().state()):
         with pytest.raises(ValueError, match="a state of run"):
-            keeper.read_tree(sent.tree().manifest())
+            keeper.trained.read_tree(sent.tree().manifest())
 
 
 def test_a_full_disk_leaves_the_state_in_memory(keeper: StateKeeper, told: list[Event]) -> None:
@@ -150,7 +150,7 @@ def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: StateKeeper, told: l
         save(folders.checkpoints(RUN), state(step))
     hold(keeper, state(5))
     keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
-    assert (keeper.epoch, keeper.digest) == (3, state(3).digest()) == (3, handed_over(keeper).digest())
+    assert keeper.position == (3, state(3).digest()) == (3, handed_over(keeper).digest())
     assert StateKeeper(RUN, told.append).epoch == 3
 
 

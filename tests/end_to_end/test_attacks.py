@@ -16,6 +16,7 @@ from testbed.attacks.gradients import GRADIENTS
 from testbed.attacks.rounds import ROUNDS
 
 from tt_cli.swarm.allreduce.result import late_of
+from tt_cli.swarm.audit.work import FEWEST, NOTHING, UNLIKE_ALL, WorkAudits
 from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
@@ -23,7 +24,8 @@ LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "two-
 LATER = "lying reducer", "evasive reducer", "false leader", "weight never published"  # in no round by itself
 REFUSED = [name for name in ROUNDS if name not in (LATE, ENDLESS, HUGE, UNLIKE, *LATER)]
 TOGETHER = "steady bias"  # of one alone nothing sticks out: see test_centered_clip.py
-CLIPPED = [HUGE, *(name for name in GRADIENTS if name != TOGETHER)]
+WORKLESS = {"noise x1": UNLIKE_ALL, "zero work": NOTHING}
+CLIPPED = [HUGE, *(name for name in GRADIENTS if name not in (TOGETHER, *WORKLESS))]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,19 @@ def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, 
     assert_alike(outcomes)
     assert [list(outcome.allreduce.reducer.clipped) for outcome in outcomes] == [[str(members[-1].peer)]] * HONEST
     assert own_shares_error(outcomes[0], members) < 0.3
+
+
+@pytest.mark.promise(
+    "Who sends zeros or noise in place of a gradient is named by all that reduce it", also="tests/swarm/test_work.py"
+)
+@pytest.mark.parametrize("attack", WORKLESS)
+def test_who_does_no_work_is_named_within_ten_rounds(nodes: Nodes, attack: str) -> None:
+    audits, named = [WorkAudits() for _ in range(HONEST)], list[dict[str, str]]()
+    for _ in range(FEWEST):
+        assert not any(named)
+        outcomes, members = nodes.round(attack, HONEST)
+        named = [audit.look(outcome.allreduce.reducer) for audit, outcome in zip(audits, outcomes, strict=True)]
+    assert named == [{str(members[-1].peer): WORKLESS[attack]}] * HONEST
 
 
 @pytest.mark.promise("A slow-loris sender is left out of the round")

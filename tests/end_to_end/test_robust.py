@@ -75,6 +75,7 @@ def test_who_attacks_what_is_averaged_is_named_and_changes_nothing(start_swarm: 
         (kept,) = member.home.rglob("*.accusation")
         assert kept.name.startswith(named)
     assert not any(troubles(member, name, "wrong average") for member in honest for name in ("anna", "ben", "cleo"))
+    assert not any(troubles(member, "does no work") for member in members)
 
 
 @pytest.mark.promise(

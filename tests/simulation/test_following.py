@@ -56,17 +56,13 @@ class Held:
     """In the place of a `StateKeeper`. checkpoints: what was written."""
 
     def __init__(self) -> None:
-        shared: Any = LongState()
-        self.state, self.nbytes = LockedState(shared), shared.tree.nbytes
+        self.trained: Any = LongState()
+        self.state = LockedState(self.trained)
         self.position, self.checkpoints = (0, ""), list[tuple[int, str]]()
 
     @property
     def epoch(self) -> int:
         return self.position[0]
-
-    @property
-    def digest(self) -> str:
-        return self.position[1]
 
     def accept(self) -> None:
         self.position = self.state.position

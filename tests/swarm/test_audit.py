@@ -38,6 +38,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import unsigned_by
 from tt_cli.swarm.allreduce.messages import (
+    GROUP_BYTES,
     Accusation,
     Commitment,
     Inputs,
@@ -466,6 +467,21 @@ def test_only_members_are_shown_something_and_not_for_ever() -> None:
         for _ in range(100):
             allreduce.show(str(PEERS[0]), reducer, 0)
     assert allreduce.show(str(PEERS[2]), reducer, None) == allreduce.inputs
+
+
+def test_nobody_is_shown_what_is_still_being_sent() -> None:
+    """Else it could send another member's gradient as its own, before that one's has come."""
+    _, asked, *_ = run_round(*(Clipping(number) for number in range(4)))
+    asked.commit.over.clear()
+    request = wire.AUDIT_REQUEST.message((GROUP, str(PEERS[0]), 0))
+
+    audits = Audits(load_run("emoji"), RULES, {GROUP[:GROUP_BYTES]: asked.commit}, lambda peer: None, lambda peer: True)
+    context: Any = SimpleNamespace(remote_id=PEERS[2])
+    with pytest.raises(ValueError, match="still sending"):
+        asyncio.run(audits.rpc_audit(request, context))
+    asked.commit.over.set()
+    shown = bytes(asyncio.run(audits.rpc_audit(request, context)).serialized_info)
+    assert shown == asked.allreduce.encoded(asked.allreduce.parts_of(PEERS[0])[0])
 
 
 def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_what_it_is(

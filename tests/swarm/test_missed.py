@@ -125,7 +125,7 @@ def test_who_is_a_step_or_two_behind_makes_them_with_what_members_keep(
     others, mine, said = Others(lost), LockedState(trained(run=small_run())), list[Event]()
     averager: Any = others
     others.make_step()
-    averager.fetch_average(["a"], mine.key, 1.0)
+    averager.fetch_average(["a"], state_key(*mine.position), 1.0)
     mine.step(DecodedGradients(others.store.buffer))
     del others.asked[:]
     for _ in range(behind):

@@ -12,6 +12,7 @@ from swarm.made import record
 
 from tt_cli.supervisor.events import Choice, Event, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.audit.work import COPY, NOTHING
 from tt_cli.swarm.participants.stragglers import Straggler
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.loss_spikes import CALM, LossSpikeDetector
@@ -182,6 +183,18 @@ def test_who_is_proven_guilty_is_told_once_and_published() -> None:
     (trouble,) = troubles(told)
     assert "ben (p1) made a wrong average" in trouble.words and "accusations/" in trouble.remedy
     assert tell.accused == ["p1"]
+
+
+def test_who_does_no_work_is_told_when_it_is_found_and_when_it_is_again() -> None:
+    tell, told = teller("ben", "cleo")
+    for found in ({"p1": COPY}, {"p1": COPY, "p2": NOTHING}, {}, {"p2": NOTHING}):
+        tell.committed(1, result("p0", "p1", "p2", workless=found), 96, SECONDS)
+    assert [trouble.words for trouble in troubles(told)] == [
+        f"ben (p1) does no work: {COPY}",
+        f"cleo (p2) does no work: {NOTHING}",
+        f"cleo (p2) does no work: {NOTHING}",
+    ]
+    assert not tell.clipped and not tell.accused
 
 
 TWO = [record("p0", epoch=0), record("p1", epoch=0)]

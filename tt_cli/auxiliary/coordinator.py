@@ -71,8 +71,8 @@ class Coordinator:
         dht = _join(run, identity, opts, emit, start_dht)
         closing.callback(dht_node.stop_dht, dht)
         closing.enter_context(dht_node.daemon_watched(dht))
-        hand_over, read_tree = keeper.hand_over, keeper.read_tree
-        self._averager = Averager(run, dht, identity.key, keeper.shapes(), source=hand_over, read_tree=read_tree)
+        shapes, read_tree = keeper.trained.shapes(), keeper.trained.read_tree
+        self._averager = Averager(run, dht, identity.key, shapes, source=keeper.hand_over, read_tree=read_tree)
         closing.callback(self._averager.end)
         self._directory = PeerDirectory(run, dht, identity)
         closing.callback(self._directory.stop)

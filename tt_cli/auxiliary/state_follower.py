@@ -83,7 +83,7 @@ class StateFollower:
             self._keeper.save()
             self._choose()
         if due:
-            whole = self._keeper.nbytes * max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
+            whole = self._keeper.trained.tree.nbytes * max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
             self._due_at = self._clock() + max(MIN_SECONDS, whole if came else seconds / SHARE_OF_TIME)
 
     def _due(self, view: SwarmState) -> bool:
@@ -92,11 +92,11 @@ class StateFollower:
     def _may_step(self, view: SwarmState) -> bool:
         """Members still keep the averages that lead from the state held to the view's, and a state would be dearer."""
         steps = view.epoch - self._keeper.epoch
-        held = bool(self._keeper.digest) and self._chained and 0 < steps <= KEPT_AVERAGES
+        held = bool(self._keeper.position[1]) and self._chained and 0 < steps <= KEPT_AVERAGES
         return held and self._by_averages is not False and self._cheaper(self._made + steps)
 
     def _cheaper(self, steps: int) -> bool:
-        return steps * self._average_bytes < self._keeper.nbytes
+        return steps * self._average_bytes < self._keeper.trained.tree.nbytes
 
     def _choose(self) -> None:
         """The way to the next checkpoint, by the steps since the last one."""
@@ -104,7 +104,7 @@ class StateFollower:
             steps, before = self._keeper.epoch - self._since, self._by_averages
             self._by_averages = self._cheaper(steps)
             averages = f"the averages of {plural(steps, 'step')} ({byte_count(steps * self._average_bytes)})"
-            state = f"a state ({byte_count(self._keeper.nbytes)})"
+            state = f"a state ({byte_count(self._keeper.trained.tree.nbytes)})"
             if self._by_averages and not before:
                 self._emit(Log(f"takes {averages} in place of {state}, while members keep them"))
             elif before is not self._by_averages:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from tt_cli.checkpoint.checkpoint_files import find, newest, save, set_aside_after
-from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
@@ -23,9 +20,9 @@ KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they ar
 class StateKeeper:
     """The state of one run, in memory and on the disk; it is copied for those who take it.
 
-    state: whoever changes it calls `accept` when members signed what it has become; until then none is held. hand_over
-    and read_tree may be called from any thread, and read_tree in the averager's process; accept, save and go_back while
-    nothing else changes the state.
+    state: whoever changes it calls `accept` when members signed what it has become; until then none is held. trained:
+    what it is made of. hand_over may be called from any thread; accept, save and go_back while nothing else changes the
+    state.
     """
 
     def __init__(self, run: RunConfig, emit: Emit):
@@ -33,8 +30,8 @@ class StateKeeper:
         self._folder = folders.checkpoints(run)
         task, checkpoint = task_of(run), self._newest()
         model = task.new_model() if checkpoint is None else task.unfilled_model()
-        self._trained = TrainedState(run, model, checkpoint, self._newest)
-        self.state = LockedState(self._trained)
+        self.trained = TrainedState(run, model, checkpoint, self._newest)
+        self.state = LockedState(self.trained)
         self._accepted = (0, "")
         if checkpoint is not None:
             self.accept()
@@ -52,16 +49,6 @@ class StateKeeper:
         """Global steps of the state held, 0 without one."""
         return self.position[0]
 
-    @property
-    def digest(self) -> str:
-        """Digest of the state held, empty without one."""
-        return self.position[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Of one state."""
-        return self._trained.tree.nbytes
-
     def accept(self) -> None:
         """Hold what the state has become."""
         self._accepted = self.state.position
@@ -69,7 +56,7 @@ class StateKeeper:
     def save(self) -> None:
         """Write a checkpoint. A full disk is told."""
         try:
-            self._emit(Saved(self.epoch, str(save(self._folder, self._trained.state(), keep=KEPT, spread=True))))
+            self._emit(Saved(self.epoch, str(save(self._folder, self.trained.state(), keep=KEPT, spread=True))))
         except TTError as error:
             self._emit(Log(f"the state is kept in memory only: {error}", "error"))
 
@@ -91,15 +78,7 @@ class StateKeeper:
 
     def hand_over(self) -> tuple[bytes, StateBuffer] | None:
         """A copy for a peer that asks for the state: (manifest, buffer); None where none is held."""
-        return self.state.snapshot() if self.digest else None
-
-    def shapes(self) -> dict[str, torch.Size]:
-        """Name → shape of every gradient."""
-        return self._trained.shapes()
-
-    def read_tree(self, manifest: bytes) -> StateTree:
-        """The tree of a state of this run. Raises ValueError."""
-        return self._trained.read_tree(manifest)
+        return self.state.snapshot() if self.position[1] else None
 
     def _newest(self) -> TrainingState | None:
         """The newest state on the disk; damaged ones are set aside and told."""

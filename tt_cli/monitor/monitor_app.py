@@ -134,7 +134,9 @@ class MonitorApp(App[None]):
         yield Lines(self._tabs, id="tabs")
         yield Lines(self._alarm, id="alarm")
         with ContentSwitcher(initial="view-0"):
-            yield Lines(self._overview, id="view-0")
+            yield Lines(
+                lambda *size: views.overview(self.scene, *size, last=self.last, log=self.log_scale), id="view-0"
+            )
             with Vertical(id="view-1"):
                 yield PeerTable[PeerRow](PEER_COLUMNS, lambda row: row.peer.peer_id, 3, id="peers")
                 yield Lines(self._detail, id="detail")
@@ -212,9 +214,6 @@ class MonitorApp(App[None]):
     def _alarm(self, width: int, height: int) -> list[Text]:
         words = self.scene.alarm(self._patience)
         return list(Text(words, style="bold red").wrap(self.console, max(1, width)))[:3] if words else [Text("")]
-
-    def _overview(self, width: int, height: int) -> list[Text]:
-        return views.overview(self.scene, width, height, last=self.last, log=self.log_scale)
 
     def _detail(self, width: int, height: int) -> list[Text]:
         row: PeerRow | None = self.screen_stack[0].query_one("#peers", PeerTable).selected

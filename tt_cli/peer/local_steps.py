@@ -37,6 +37,8 @@ class LocalSteps(Accumulator):
     figures of the samples whose inner steps are made.
     """
 
+    inner_steps: int = 0
+
     def __init__(self, run: RunConfig, model: nn.Module, shared: TrainedState, emit: Emit):
         assert isinstance(run.optimizer, LocalPart)
         self._parameters = dict(model.named_parameters())
@@ -45,17 +47,11 @@ class LocalSteps(Accumulator):
         self._settings = run.optimizer
         self._optimizers: list[torch.optim.Optimizer] = []
         self._made = 0  # with these moments
-        self._steps = 0  # since the last global one
         self._waiting = FigureSums()  # of gradients of the next inner step
         self._base = ""  # the digest of the theta from which theta_i began; "" where it is to begin anew
         self._holding = False
         self._kept: GradientBuffer | None = None  # the pseudo-gradient that no round has taken, as of the last `hold`
         self._left: dict[str, Tensor] = {}  # what sparse messages left out
-
-    @property
-    def inner_steps(self) -> int:
-        """Steps that this peer has made since the last global one."""
-        return self._steps
 
     @property
     def ready(self) -> bool:
@@ -108,7 +104,7 @@ class LocalSteps(Accumulator):
         self._clear()
         self.new.merge(self._waiting)
         self._waiting = FigureSums()
-        self._made, self._steps = self._made + 1, self._steps + 1
+        self._made, self.inner_steps = self._made + 1, self.inner_steps + 1
 
     # ------------------------------------------------------------------ for the rounds
 
@@ -164,7 +160,7 @@ class LocalSteps(Accumulator):
             if self.held.samples:
                 for left in self._left.values():
                     left.mul_(KEPT)
-            self._holding, self._steps = False, 0
+            self._holding, self.inner_steps = False, 0
             released, self.held = self.held, FigureSums()
             return released
 
@@ -174,7 +170,7 @@ class LocalSteps(Accumulator):
         with self._lock:
             self._waiting, self._kept, self._base = FigureSums(), None, ""
             self._left.clear()
-            self._holding, self._steps = True, 0
+            self._holding, self.inner_steps = True, 0
 
 
 def inner_optimizers(

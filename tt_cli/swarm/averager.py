@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
@@ -54,6 +55,7 @@ from tt_cli.swarm.allreduce.round_plan import (
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.allreduce.votes import group_of
 from tt_cli.swarm.audit.audits import Audits
+from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
@@ -113,6 +115,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
         self._places = Places(SETTLING, MOST_SETTLING)
+        self._work = WorkAudits()
         self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
@@ -345,13 +348,14 @@ class Averager(StateBridge, DecentralizedAverager):
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
-        doubts: dict[str, str] = {}
+        doubts, workless = dict[str, str](), dict[str, str]()
         for guilty, proof in commit.proofs.items():
             self.audits.proofs.keep(guilty, proof)
         if not commit.dropped:
             self._averages.committed(commit.allreduce.name.state_key)
-            doubts = self.audits.begin(commit)
-        return outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
+            doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)
+        result = outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
+        return replace(result, workless=workless)
 
     def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
         """The two phases of this member's round in the group of those who joined so. weight: its samples."""

@@ -23,7 +23,7 @@ from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.throughput import Throughput
-from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree
+from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree, state_key
 from tt_cli.swarm.state.bridge import Chunks, NoState
 from tt_cli.swarm.state.client import STREAMS
 from tt_cli.swarm.step_replay import StepReplay
@@ -107,7 +107,8 @@ class CatchUp:
         """
         started, before, giver = self._averager.clock.monotonic(), int(self._averager.traffic[1]), ""
         while self._state.epoch < view.epoch:
-            if not (giver := self._averager.fetch_average(self._givers(view), self._state.key, timeout) or ""):
+            key = state_key(*self._state.position)
+            if not (giver := self._averager.fetch_average(self._givers(view), key, timeout) or ""):
                 return False
             try:
                 self._state.step(DecodedGradients(self._averager.store.buffer))

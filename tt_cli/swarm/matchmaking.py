@@ -49,12 +49,8 @@ class Matchmaker:
         result = self._averager.average(control, Contribution(samples, loss, plan.allowed, plan.swarm), overtaken)
         if result.overtaken:  # this peer was late, not the others
             return result, frozenset()
-        waited = (
-            self._averager.clock.monotonic()
-            - started
-            - result.seconds.get("transfer", 0.0)
-            - result.seconds.get("commit", 0.0)
-        )
+        averaging = sum(result.seconds.get(phase, 0.0) for phase in ("transfer", "commit"))
+        waited = self._averager.clock.monotonic() - started - averaging
         result.seconds["matchmaking"] = waited
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
         return result, self._missed(sought, control, result)

@@ -115,11 +115,6 @@ class LockedState:
         """Of the state, by which members are matched."""
         return self.position[1]
 
-    @property
-    def key(self) -> str:
-        """Names the state; rounds that start from it carry this key."""
-        return state_key(*self.position)
-
     @contextmanager
     def use(self) -> Iterator[SharedState]:
         """A context in which the state does not change."""

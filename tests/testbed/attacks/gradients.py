@@ -24,10 +24,14 @@ def flipped(factor: float) -> Poison:
     return lambda values, random: values * -factor
 
 
-def noise(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-    """Normal numbers, ten times as large as the gradient."""
-    spread = NOISE * float(values.square().mean().sqrt())
-    return torch.from_numpy(random.standard_normal(values.numel(), dtype=np.float32)) * spread
+def noise(times: float) -> Poison:
+    """Normal numbers, so many times as large as the gradient."""
+
+    def draw(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
+        spread = times * float(values.square().mean().sqrt())
+        return torch.from_numpy(random.standard_normal(values.numel(), dtype=np.float32)) * spread
+
+    return draw
 
 
 def lean(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
@@ -70,8 +74,10 @@ COLLUSIONS: dict[str, Callable[[Seen], torch.Tensor]] = {
 GRADIENTS: dict[str, Poison] = {
     "sign flip x1": flipped(1.0),
     "sign flip x100": flipped(100.0),
-    "random noise": noise,
+    "random noise": noise(NOISE),
     "steady bias": lean,
+    "noise x1": noise(1.0),
+    "zero work": lambda values, random: torch.zeros_like(values),
 }
 
 

@@ -76,11 +76,13 @@ class ReceivedPart:
 @dataclass(frozen=True)
 class AveragedPart:
     """encoded: as it travels. clipped: senders that were moved towards the others. huge: senders left out for values
-    beyond LARGEST."""
+    beyond LARGEST. products: of the parts of each two members, in the order of the contributions, (members, members)
+    float64; None where not all were compared."""
 
     encoded: bytes
     clipped: frozenset[str] = frozenset()
     huge: list[str] = field(default_factory=list)
+    products: np.ndarray | None = field(default=None, compare=False)
 
 
 def average_part(
@@ -93,14 +95,16 @@ def average_part(
     huge: list[str] = []
     for again in (False, True):
         taking = [part for part in contributions if part.weight > 0.0 and part.sender not in huge]
+        factors, products = dict[str, float](), None
         if aggregation == "mean" or len(taking) < FEWEST:
-            average, factors = weighted_mean(codec, taking, elements, large), dict[str, float]()
+            average = weighted_mean(codec, taking, elements, large)
         else:
-            average, factors = centered_clip(codec, _bounded(taking), elements, large)
+            average, factors, products = centered_clip(codec, _bounded(taking), elements, large)
         if again or average.abs().max() <= LARGEST:
             break
         huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
-    return AveragedPart(codec.averages.of(large).encode(average), frozenset(factors), huge)
+    compared = products if len(taking) == len(contributions) else None
+    return AveragedPart(codec.averages.of(large).encode(average), frozenset(factors), huge, compared)
 
 
 def _bounded(contributions: Sequence[ReceivedPart]) -> list[ReceivedPart]:
@@ -119,11 +123,11 @@ def _magnitude(codec: GradientCodec, part: ReceivedPart, elements: int, large: b
 @np.errstate(all="ignore")  # whoever claims next to no weight is infinitely uncertain
 def centered_clip(
     codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """The average (elements,) fp32, and by which factor the distance of each sender was shortened where it was.
+) -> tuple[torch.Tensor, dict[str, float], np.ndarray]:
+    """The average (elements,) fp32, by which factor the distance of each sender was shortened where it was, products.
 
     contributions: in the order of the senders, each with a weight above 0, FEWEST or more. The result may be beyond
-    fp32 where values are.
+    fp32 where values are. products: see `AveragedPart`.
     """
     weights, spreads = np.array([(part.weight, part.spread) for part in contributions]).T
     votes = _votes(weights)
@@ -145,8 +149,9 @@ def centered_clip(
     factors[kept] = shortened * left
     taken = np.fmax(0.0, _multiplied(have[None], rows)[0])
     average = _moved(codec, [contributions[i] for i in kept], centre, taken, add_up(have), large)
-    senders = [part.sender for part in contributions]
-    return average, {sender: factor for sender, factor in zip(senders, factors.tolist(), strict=True) if factor < 1.0}
+    clipped = {part.sender: f for part, f in zip(contributions, factors.tolist(), strict=True) if f < 1.0}
+    along = gram[:-1, -1] + gram[-1, -1] / 2
+    return average, clipped, gram[:-1, :-1] + along[:, None] + along
 
 
 def _shortened(

@@ -62,7 +62,7 @@ class CommitProtocol:
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
-    given up. repetition: of the parts that reducers left, if there is one.
+    given up. repetition: of the parts that reducers left, if there is one. over: this member's transfer is.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -80,7 +80,7 @@ class CommitProtocol:
         self._votes = [MISSING] * len(allreduce.parts)
         self._began: dict[str, bytes] = {}  # reducer → its opening in this round
         self.repetition: CommitProtocol | None = None
-        self._over, self._compared = asyncio.Event(), asyncio.Event()
+        self.over, self._compared = asyncio.Event(), asyncio.Event()
         self._heard = asyncio.Condition()
 
     @property
@@ -107,7 +107,7 @@ class CommitProtocol:
         status = read_status(request, len(self.allreduce.parts))
         self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
-        await asyncio.wait_for(self._over.wait(), self.patience)
+        await asyncio.wait_for(self.over.wait(), self.patience)
         self._vote()
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
         begun = self._began | self.allreduce.openings
@@ -125,7 +125,7 @@ class CommitProtocol:
             digest if self.reducer_of(index) in {str(self.me), *self.allreduce.signed} else vote
             for index, (digest, vote) in enumerate(zip(self._hashes, self._votes, strict=True))
         ]
-        self._over.set()
+        self.over.set()
         gone = self.allreduce.gone()
         called = {str(member): member for member in self.listening if member != self.me}
         # members that cannot be called call by themselves; nobody can call this one if it does not listen

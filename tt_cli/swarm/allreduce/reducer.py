@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.allreduce.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
@@ -33,7 +34,8 @@ class Reducer:
     spreads: sender → root mean square of its whole gradient, as it says; to be filled in before its parts come.
     failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
     were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages. waited:
-    sender → seconds for which averages waited for it while more than half of the members had sent theirs.
+    sender → seconds for which averages waited for it while more than half of the members had sent theirs. products: of
+    what each two of the senders sent, (senders, senders) float64. weights: in the order in which their parts came.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Reducer:
         self.rejected: dict[str, str] = {}
         self.weights: dict[str, float] = {me: weight}
         self.made = 0  # averages
-        self._own, self._me = own, me
+        self.products = np.zeros((len(limits), len(limits)))
+        self._own, self.me = own, me
         self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in limits}
         self._counts = dict.fromkeys(limits, 0) | {me: len(parts)}
         self._changed = asyncio.Condition()
@@ -151,8 +154,8 @@ class Reducer:
 
     def _average(self, index: int) -> bytes:
         part = self.parts[index]
-        if self.weights[self._me]:
-            self._received[self._me] = {index: self._own.read(part.start, part.stop)}
+        if self.weights[self.me]:
+            self._received[self.me] = {index: self._own.read(part.start, part.stop)}
         contributions = [
             ReceivedPart(sender, received.pop(index), self.weights[sender], self.spreads.get(sender, 0.0))
             for sender, received in self._received.items()
@@ -160,5 +163,8 @@ class Reducer:
         ]
         average = average_part(self.codec, self._aggregation, contributions, part.elements, part.large)
         self.clipped.update(average.clipped)
+        if average.products is not None:
+            there = [self.senders.index(part.sender) for part in contributions]
+            self.products[np.ix_(there, there)] += average.products
         self.rejected |= dict.fromkeys(average.huge, f"sent values beyond {LARGEST:.0e}")
         return average.encoded

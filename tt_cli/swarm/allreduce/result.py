@@ -24,9 +24,9 @@ class RoundResult:
     refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
     bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
-    a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
-    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds. share: of the
-    average that this peer reduced; None where it could not be asked to.
+    a wrong average. doubts: peer id → what the last audit could not clear up. workless: see `WorkAudits.look`. late:
+    peer id → seconds for which it held the round up. waited: peer id → for which members it waited, as it says, and for
+    how many seconds. share: of the average that this peer reduced; None where it could not be asked to.
     """
 
     complete: bool = False
@@ -43,6 +43,7 @@ class RoundResult:
     clipped: dict[str, float] = field(default_factory=dict)
     guilty: frozenset[str] = frozenset()
     doubts: dict[str, str] = field(default_factory=dict)
+    workless: dict[str, str] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
     waited: dict[str, dict[str, float]] = field(default_factory=dict)
     share: float | None = None

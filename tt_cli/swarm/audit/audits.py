@@ -178,11 +178,13 @@ class Audits(ServicerBase):
                 await pass_on(proof, guilty, map(PeerID.from_base58, peers), self._stub_of, self._patience)
 
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """A member of a round is shown what this peer sent, or the list of what it reduced."""
+        """A member of a round is shown what this peer sent, or the list of what it reduced, after the transfer."""
         group_id, reducer, index = wire.AUDIT_REQUEST.read(request)
         commit = self._rounds.get(group_id[:GROUP_BYTES])
         for phase in commit.phases if commit is not None else ():
             if phase.allreduce.group_id == group_id:
+                if not phase.over.is_set():
+                    raise ValueError("who asked could send as its own what this peer is still sending")
                 shown = phase.allreduce.show(str(context.remote_id), reducer, index)
                 return runtime_pb2.ExpertInfo(serialized_info=shown)
         raise ValueError("no such round here")

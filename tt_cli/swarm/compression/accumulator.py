@@ -47,19 +47,17 @@ class Accumulator:
     """Sums of gradients on the device; the part that a round under way averages is held apart.
 
     new: figures of what was accumulated since the last `hold`. held: figures of the gradient in the round, empty when
-    there is none. names: the order in which gradients travel. Safe to use from two threads.
+    there is none. names: the order in which gradients travel. inner_steps: that this peer has made by itself since the
+    last global one; None where it makes none. Safe to use from two threads.
     """
+
+    inner_steps: int | None = None
 
     def __init__(self, names: Sequence[str]):
         self._names = list(names)
         self._sums: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
         self.new, self.held = FigureSums(), FigureSums()
-
-    @property
-    def inner_steps(self) -> int | None:
-        """Steps that this peer has made by itself since the last global one; None where it makes none."""
-        return None
 
     @property
     def ready(self) -> bool:

@@ -145,7 +145,7 @@ class Linear8(Codec):
     decode_into, add_decoded = staticmethod(linear8.decode_into), staticmethod(linear8.add_decoded)
 
     def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
-        return 127.0 * sparse.widened(np.frombuffer(scales, "<u2"))
+        return 127.0 * linear8.widened(np.frombuffer(scales, "<u2"))
 
 
 class SparseMessage(Codec):

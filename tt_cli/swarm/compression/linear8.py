@@ -132,14 +132,14 @@ class PortableLinear8:
             return False
         bits = _scale_bits(largest)
         out[: 2 * count].view("<u2")[:] = bits
-        products = blocks * torch.from_numpy(np.float32(1) / _widened(bits)).unsqueeze(1)
+        products = blocks * torch.from_numpy(np.float32(1) / widened(bits)).unsqueeze(1)
         torch.from_numpy(out[2 * count :].view(np.int8)).copy_(products.round_().view(-1)[:elements])
         return True
 
     def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
         """out = byte * scale."""
         whole, count = out.numel() // BLOCK, blocks_in(out.numel())
-        scales = torch.from_numpy(_widened(coded[: 2 * count].view("<u2").astype(np.uint32)))
+        scales = torch.from_numpy(widened(coded[: 2 * count].view("<u2")))
         out.numpy()[:] = coded[2 * count :].view(np.int8)
         out[: whole * BLOCK].view(whole, BLOCK).mul_(scales[:whole].unsqueeze(1))
         out[whole * BLOCK :].mul_(scales[whole:])
@@ -167,10 +167,9 @@ def _scale_bits(largest: np.ndarray) -> np.ndarray:
     return bits
 
 
-def _widened(bits: np.ndarray) -> np.ndarray:
-    """The fp32 scales of upper halves, uint32, which are overwritten."""
-    bits <<= np.uint32(16)
-    return bits.view(np.float32)
+def widened(bits: np.ndarray) -> np.ndarray:
+    """The fp32 scales of upper halves."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 LOWEST, HIGHEST = (int(bits) for bits in _scale_bits(np.array([SMALLEST, LARGEST], np.float32)))

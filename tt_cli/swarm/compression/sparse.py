@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tt_cli.swarm.compression.linear8 import LARGEST, SMALLEST, check_tensor, check_weight, flat
+from tt_cli.swarm.compression.linear8 import LARGEST, SMALLEST, check_tensor, check_weight, flat, widened
 
 CHUNK = 4096
 LOWEST, HIGHEST = (int(scale.view(np.uint32)) >> 16 for scale in (SMALLEST, LARGEST))
@@ -96,11 +96,6 @@ def _narrowed(scales: np.ndarray) -> np.ndarray:
     """The upper 16 bits of fp32 scales, rounded to the nearest; 0 for those that are too small."""
     bits = (scales.astype(np.float32).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)
     return np.where(scales < SMALLEST, np.uint32(0), bits).astype("<u2")
-
-
-def widened(bits: np.ndarray) -> np.ndarray:
-    """The fp32 scales of upper halves."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def check_scales(bits: np.ndarray) -> None:

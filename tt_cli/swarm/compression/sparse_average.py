@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tt_cli.swarm.compression.linear8 import SMALLEST, flat
-from tt_cli.swarm.compression.sparse import AT_ONCE, CHUNK, check_scales, check_sizes, chunks_in, in_chunks, widened
+from tt_cli.swarm.compression.linear8 import SMALLEST, flat, widened
+from tt_cli.swarm.compression.sparse import AT_ONCE, CHUNK, check_scales, check_sizes, chunks_in, in_chunks
 
 HEAD_BYTES = 2 + CHUNK // 8  # of a chunk
 MOST_CODES = CHUNK // 2

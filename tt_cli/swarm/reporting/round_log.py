@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from tt_cli.supervisor.events import Choice, Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
@@ -30,6 +30,7 @@ SILENT = "it left an audit without an answer"
 MOSTLY = 0.5  # of the parts: then a member counts as clipped in this round
 PUBLISHED = 8  # peer ids
 NOTABLE = 0.05  # change of the share that a peer reduces
+WORKLESS = "nothing follows from it here: its owner should run `tt doctor`; the organiser can ban it"
 REMEDIES = {
     SLOW: "it can join with --client-mode, raise --max-upload, or free its line",
     REFUSED: "it should update tt and check its memory; it is left out for some steps",
@@ -46,6 +47,7 @@ class RoundLog:
 
     last_round: the words of the newest one. now: what this peer would do, were it not stuck. clipped, accused: peer ids
     of members that were clipped again and again lately, and of those that were proven guilty; for this peer's record.
+    workless: those that do no work.
     """
 
     def __init__(self, peer_id: str, emit: Emit, view: Callable[[], SwarmState]):
@@ -56,6 +58,7 @@ class RoundLog:
         self._share, self._upload = math.inf, 0  # as last told; what was known of the line before the newest round
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossSpikeDetector()
+        self.workless: Set[str] = frozenset()
         self.clipped: list[str] = []
         self.accused: list[str] = []
 
@@ -92,6 +95,10 @@ class RoundLog:
         spoiled = dict.fromkeys(result.doubts, SILENT) | dict.fromkeys(clipped, CLIPPED)
         spoiled |= dict.fromkeys(view.boasting, BOASTING) | dict.fromkeys((*ahead, *view.claiming), CLAIMING)
         self._note(spoiled | dict.fromkeys(result.rejected, REFUSED))
+        for peer_id in sorted(result.workless.keys() - self.workless):
+            words = f"{self.name(peer_id)} ({peer_id}) does no work: {result.workless[peer_id]}"
+            self._emit(Trouble("member", words, WORKLESS))
+        self.workless = result.workless.keys()
         return self._accuse(result)
 
     def reduced(self, share: float | None, upload: int) -> None:

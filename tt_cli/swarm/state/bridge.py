@@ -50,6 +50,7 @@ class StateBridge:
     """
 
     future_type: Callable[[], Any] = MPFuture  # an answer of the averager's process
+    taking_may_wait: Callable[[], bool]  # whether a state that is taken over leaves the line to something else for now
     traffic: torch.Tensor
     clock: Clock
     prefix: str
@@ -156,10 +157,6 @@ class StateBridge:
 
     def _count_sent(self, count: int) -> None:
         self.traffic[0] += count
-
-    def taking_may_wait(self) -> bool:
-        """Tell whether a state that is taken over leaves the line to something else for now."""
-        return False
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:
         metadata, _, _ = await self._get_current_state_from_host_process()  # type: ignore[attr-defined]
