@@ -13,17 +13,26 @@
 - up_bytes_per_parameter and down_bytes_per_parameter: of one round of 32 members that send 64 of each 4,096 elements,
   of the same run: what one of them sends that reduces nothing, and what it receives.
 
+- uneven: members of which two compute eight times as much as the other two, beside four equal ones. `batches`: all make
+  as many inner steps, with batches by their speeds. `steps`, as `tt` does it: equal batches, and as many inner steps as
+  their speeds give. Ratios are of losses at equal samples, the geometric mean over all looks; the first seed, dense.
+- bits_differing: of members in 100 outer rounds, dense ones and sparse ones, one of which accepts no connections, one
+  is killed and returns, and one comes later; the product's rounds, local steps and hand-over on a virtual network.
+- --frontier: a run of fewer samples for each number of inner steps and of elements kept; 0 keeps all. best: no other
+  one has a lower loss with no more bytes.
+
 Two processes of one thread each.
 
     scripts/bench local_steps
-    scripts/bench local_steps --frontier --seeds 1
+    scripts/bench local_steps --uneven
+    scripts/bench local_steps --frontier
 
 JSON keys: samples_to_loss_dense and samples_to_loss_sparse (to loss 1.0, over those of `averaging`, mean over the
 seeds), _min and _max; bytes_to_loss_dense and bytes_to_loss_sparse (the same of bytes); final_loss_dense,
 final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole
 run); up_bytes_per_parameter, down_bytes_per_parameter, and up_bytes_125m and down_bytes_125m by the same count for the
-paper's model; inner_steps, sparse_inner_steps, sparse_kept; runs and sparse_runs, a row a seed; losses of the first
-seed by samples; with --frontier a row for each number of inner steps.
+paper's model; uneven_ratio (that of `steps`), uneven_ratios by way; bits_differing; inner_steps, sparse_inner_steps,
+sparse_kept; runs and sparse_runs, a row a seed; losses of the first seed by samples; frontier, a row a run.
 """
 
 from __future__ import annotations
@@ -32,14 +41,16 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import accumulate, pairwise
 from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of
+from scripts.benchmarks.harness import printed_by
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
@@ -57,7 +68,10 @@ MEMBERS, BATCH, EXAMPLES = 4, 128, 256
 SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
-INNER_STEPS, FRONTIER = 10, (2, 5, 10, 20, 50)
+INNER_STEPS, INNER_BATCH = 10, 16
+FRONTIER_STEPS, FRONTIER_KEPT, FRONTIER_SAMPLES = (2, 10, 50), (0, 32, 128, 512), 6_400
+ROUNDS, FEW_ROUNDS = 100, 10  # of which bits are compared
+UNEVEN = 1, 1, 8, 8  # speeds of members, over that of the slowest
 SPARSE_STEPS, SPARSE = 5, 256  # inner steps, and elements of each 4,096
 SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: a fifth of the run's are in tensors of less than 2^16
 MANY, KEPT = 32, 64  # members, and elements of each 4,096
@@ -78,30 +92,35 @@ def local_run(
 
 
 class LocalTraining(Training):
-    """All members of a run with local steps in one process: each has its own model, the shared state is one."""
+    """All members of a run with local steps in one process: each has its own model, the shared state is one.
 
-    def __init__(self, run: RunConfig, inner_steps: int, members: int = MEMBERS):
-        assert run.optimizer.name == "local"
-        size = run.optimizer.inner_batch
-        super().__init__(run, True, True, sizes=[size] * members, order=list(range(members)))
+    sizes: examples of each member's inner steps. inner_steps: each member's in a round.
+    """
+
+    def __init__(self, run: RunConfig, sizes: Sequence[int], inner_steps: Sequence[int]):
+        members = len(sizes)
+        super().__init__(run, True, True, sizes=list(sizes), order=list(range(members)))
         self._inner_steps, self._state = inner_steps, LockedState(self.shared)
         self._models = [Dalle(DalleConfig.from_run(run)) for _ in self.sizes]
         self.travelled = (0.0, 0.0)  # bytes for each parameter: a member's message, and the average
-        self._members = [LocalSteps(run, model, self.shared, lambda event: None) for model in self._models]
+        self._members = [
+            LocalSteps(run.replaced({"optimizer.inner_batch": size}), model, self.shared, lambda event: None)
+            for size, model in zip(sizes, self._models, strict=True)
+        ]
 
     def steps(self) -> Iterator[tuple[float, str]]:
         """After each outer step: the mean loss of its inner steps, and the digest."""
         while True:
-            losses = 0.0
-            for model, member, stream, buffer in zip(
-                self._models, self._members, self._streams, self._buffers, strict=True
+            losses, samples = 0.0, sum(self.weights)
+            for model, member, stream, buffer, steps in zip(
+                self._models, self._members, self._streams, self._buffers, self._inner_steps, strict=True
             ):
                 self.model, model.activation_budget = model, BUDGET
                 member.renew(self._state)
-                for _ in range(self._inner_steps):
+                for _ in range(steps):
                     gradients, loss, figures = self._gradients(batch := next(stream))
                     assert member.add(gradients, len(batch.text), loss, figures)
-                    losses += float(loss) / self._inner_steps / len(self.sizes)
+                    losses += float(loss) * len(batch.text) / samples
                 member.hold(buffer)
             average = self.average(self._buffers)
             self.travelled = travelling(self._buffers[0]), travelling(average)
@@ -112,7 +131,20 @@ class LocalTraining(Training):
 
     @property
     def weights(self) -> list[int]:
-        return [self._inner_steps * size for size in self.sizes]
+        return [steps * size for steps, size in zip(self._inner_steps, self.sizes, strict=True)]
+
+
+def shared_out(whole: int, speeds: Sequence[int]) -> list[int]:
+    """Whole numbers that add up to `whole`, as the speeds are."""
+    ends = [round(whole * before / sum(speeds)) for before in accumulate(speeds, initial=0)]
+    return [stop - start for start, stop in pairwise(ends)]
+
+
+def ways(inner_steps: int, inner_batch: int, members: int = MEMBERS) -> dict[str, tuple[list[int], list[int]]]:
+    """Sizes of inner batches, and inner steps of a round: of equal members, and by UNEVEN speeds in either."""
+    sizes, steps = [inner_batch] * members, [inner_steps] * members
+    batches, numbers = (shared_out(members * each, UNEVEN[:members]) for each in (inner_batch, inner_steps))
+    return {"equal": (sizes, steps), "batches": (batches, steps), "steps": (sizes, numbers)}
 
 
 def travelling(buffer: GradientBuffer) -> float:
@@ -127,7 +159,7 @@ def of_many(seed: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     inner_steps = SPARSE_STEPS
     run = local_run(seed, inner_steps, SAMPLES, {"sparse": KEPT}, PEAK_LR, MANY)
-    training = LocalTraining(run, inner_steps, MANY)
+    training = LocalTraining(run, [INNER_BATCH] * MANY, [inner_steps] * MANY)
     for _ in zip(range(2), training.steps(), strict=False):
         pass
     return training.travelled
@@ -152,7 +184,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     training: Training
     if inner_steps:
         run = local_run(seed, inner_steps, samples, job.get("optimizer", {}), job.get("peak_lr", PEAK_LR))
-        training = LocalTraining(run, inner_steps)
+        training = LocalTraining(run, *ways(inner_steps, INNER_BATCH)[job.get("way", "equal")])
     else:
         run = run_of(BATCH, seed)
         training = Training(run, *ARMS["swarm"], sizes=[BATCH // MEMBERS] * MEMBERS, order=list(range(MEMBERS)))
@@ -218,7 +250,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak-lr", type=float, default=PEAK_LR, help=f"of inner steps (default {PEAK_LR})")
     parser.add_argument("--sparse-steps", type=int, default=SPARSE_STEPS, help=f"inner ones (default {SPARSE_STEPS})")
     parser.add_argument("--kept", type=int, default=SPARSE, help=f"elements of each 4,096 (default {SPARSE})")
-    parser.add_argument("--frontier", action="store_true", help=f"also {FRONTIER} inner steps, with the first seed")
+    parser.add_argument("--frontier", action="store_true", help="the frontier alone")
+    parser.add_argument("--uneven", action="store_true", help="unlike peers alone")
+
+
+def frontier(pool: Executor, quick: bool) -> dict[str, Any]:
+    """A row for each run: its bytes and where it ends."""
+    steps, kinds, samples = (2, 5), (0, 64), EVERY
+    if not quick:
+        steps, kinds, samples = FRONTIER_STEPS, FRONTIER_KEPT, FRONTIER_SAMPLES
+    pairs = [(number, kept) for kept in kinds for number in steps]
+    jobs = [
+        {"seed": 0, "samples": samples, "inner_steps": number, "optimizer": {"sparse": kept} if kept else {}}
+        for number, kept in pairs
+    ]
+    rows: list[dict[str, Any]] = []
+    for (number, kept), run in zip(pairs, pool.map(train, jobs), strict=True):
+        own = {"run": f"{kept or 'all'}, H {number}", "kept": kept, "inner_steps": number, "rounds": run["rounds"]}
+        loss = round(list(run["losses"].values())[-1], 4)
+        rows.append({**own, "up_bytes": round(run["rounds"] * run["up"], 3), "final_loss": loss})
+    for row in rows:
+        row["best"] = not any(
+            other["final_loss"] < row["final_loss"] and other["up_bytes"] <= row["up_bytes"] for other in rows
+        )
+    return {"samples": samples, "frontier": rows}
+
+
+def uneven(equal: dict[int, float], by_way: dict[str, dict[int, float]]) -> dict[str, Any]:
+    """Figures of unlike members' losses by samples, beside those of equal ones."""
+    ratios = {
+        way: round(statistics.geometric_mean(loss / equal[at] for at, loss in losses.items() if at), 4)
+        for way, losses in by_way.items()
+    }
+    shown = {way: {at: round(loss, 4) for at, loss in losses.items()} for way, losses in by_way.items()}
+    return {"uneven_ratio": ratios["steps"], "uneven_ratios": ratios, "uneven_losses": shown}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -228,12 +293,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     seeds = range(args.seeds or (1 if args.quick else 3))
     averaging = [{"seed": seed, "samples": samples} for seed in seeds]
     dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
+    unlike = {way: {**dense[0], "way": way} for way in ("batches", "steps")}
     own = {"inner_steps": args.sparse_steps, "optimizer": {"sparse": args.kept}, "peak_lr": args.peak_lr}
     sparse = [{**job, **own} for job in averaging]
-    frontier = [{**dense[0], "inner_steps": each} for each in FRONTIER if args.frontier]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        if args.frontier:
+            return {**frontier(pool, args.quick), "seconds": round(time.monotonic() - started, 1)}
+        if args.uneven:
+            equal, *others = (run["losses"] for run in pool.map(train, [dense[0], *unlike.values()]))
+            figures = uneven(equal, dict(zip(unlike, others, strict=True)))
+            shown = {at: round(loss, 4) for at, loss in equal.items()}
+            return {**figures, "equal_losses": shown, "seconds": round(time.monotonic() - started, 1)}
         many = pool.submit(of_many, 0)
-        found = list(pool.map(train, [*averaging, *dense, *sparse, *frontier]))
+        found = list(pool.map(train, [*averaging, *dense, *sparse, *unlike.values()]))
     plain, *arms = (found[start : start + len(seeds)] for start in range(0, 3 * len(seeds), len(seeds)))
     rows, sparse_rows = (
         [compared(mine, theirs, goal) for mine, theirs in zip(arm, plain, strict=True)] for arm in arms
@@ -243,7 +315,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     paper = load_run("dalle").replaced(changes)
     sizes = DalleConfig.from_run(paper).tensor_sizes
     up_125m, down_125m = (count / sum(sizes) for count in round_bytes(paper, sizes, MANY))
+    others = (run["losses"] for run in found[3 * len(seeds) :])
     figures = {
+        **uneven(found[len(seeds)]["losses"], dict(zip(unlike, others, strict=True))),
+        **printed_by("simulation.local_steps", FEW_ROUNDS if args.quick else ROUNDS),
         **summed_up("dense", rows),
         **summed_up("sparse", sparse_rows),
         "final_loss_averaging": round(statistics.fmean(list(run["losses"].values())[-1] for run in plain), 4),
@@ -268,9 +343,4 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)
         },
     }
-    if frontier:
-        figures["frontier"] = [
-            {"inner_steps": job["inner_steps"], **compared(run, plain[0], goal)}
-            for job, run in zip(frontier, found[3 * len(seeds) :], strict=True)
-        ]
     return {**figures, "seconds": round(time.monotonic() - started, 1)}

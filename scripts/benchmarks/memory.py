@@ -9,6 +9,9 @@
 - A second pair of the same kind with a tiny model runs beside it. The difference of the peaks, over the difference in
   parameters, is what a parameter costs; interpreters, libraries and caches fall out. Of that 8 bytes are the plain
   training loop's own, parameter and gradient: `added_bytes_per_parameter` is the rest.
+- local: ours with local steps, one micro-batch to an inner step, and --sparse elements of each 4,096 in its messages. A
+  plain loop's own are 16 bytes then, with AdamW's moments, which lie on a GPU where there is one:
+  `added_bytes_per_parameter_local` is the rest.
 - The account says where the bytes are at the peak, by process: anonymous memory, and memory shared between processes.
   "at rest" is the median of all looks; looks are more frequent while memory grows.
 - `hand_over`: afterwards one of the two is ended and a new one takes the state over from the other: the peaks of both.
@@ -37,14 +40,20 @@ from testbed.launched import Launched
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import FamilyWatch
-from scripts.benchmarks.simulated_peers import MODULES, START_SECONDS, ready, start
+from scripts.benchmarks.simulated_peers import START_SECONDS, ready, start
 from tt_cli.supervisor.processes import children_of, family_of
 
 QUICK = "a tenth of the model, two steps, no hand-over"
-PLAIN = 8  # bytes per parameter of a plain training loop: fp32 parameter and gradient
+# Bytes per parameter of a plain training loop: fp32 parameter and gradient; with local steps AdamW's moments too.
+PLAIN = {"ours": 8, "baseline": 8, "local": 16}
 TINY = 0.002
 HAND_OVER_SECONDS = 240.0
-FORKED = {"ours": ["averager"], "baseline": ["state averager", "gradient averager"]}
+KEYS = {
+    "ours": "added_bytes_per_parameter",
+    "baseline": "baseline_added_bytes_per_parameter",
+    "local": "added_bytes_per_parameter_local",
+}
+FORKED = {"ours": ["averager"], "local": ["averager"], "baseline": ["state averager", "gradient averager"]}
 Parts = dict[str, dict[str, int]]  # process → kind of memory → bytes
 
 
@@ -111,12 +120,15 @@ def smaps(process: int) -> dict[str, int]:
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
 
 
-def flags(part: float, args: argparse.Namespace) -> list[object]:
-    """What both kinds are started with."""
-    return [
+def begin(kind: str, name: str, folder: Path, part: float, args: argparse.Namespace, **more: Any) -> Launched:
+    """Start one peer of this kind. more: its number, and the peer that it joins, if any."""
+    given = [
         *("--part", part, "--micro-batch", 16, "--micro-batch-seconds", args.seconds),
         *("--target-batch-size", args.target, "--matchmaking-time", 5.0),
+        *(["--synchronise"] if kind == "baseline" and more["number"] > 2 else []),
+        *(["--local", "--sparse", args.sparse] if kind == "local" else []),
     ]
+    return start("baseline" if kind == "baseline" else "ours", name, folder, given, more["number"], more.get("first"))
 
 
 def moment(peer: Launched, at: float) -> str:
@@ -143,8 +155,8 @@ def measure_kind(kind: str, args: argparse.Namespace, folder: Path) -> dict[str,
     with contextlib.ExitStack() as closing:
         for number in (1, 2):
             for size, part in sizes.items():
-                given, name = flags(part, args), f"{size}-{number}"
-                peers[name] = start(kind, name, folder, given, number, peers.get(f"{size}-1"))
+                name, first = f"{size}-{number}", peers.get(f"{size}-1")
+                peers[name] = begin(kind, name, folder, part, args, number=number, first=first)
                 closing.enter_context(peers[name])
         ready(peers.values())
         with watch(kind, peers) as watched:
@@ -153,14 +165,16 @@ def measure_kind(kind: str, args: argparse.Namespace, folder: Path) -> dict[str,
             for peer in peers.values():
                 peer.wait_for(partial(has_made, peer, args.steps), START_SECONDS, f"step {args.steps}")
         counts = {size: peers[f"{size}-1"].of("started")[0]["parameters"] for size in sizes}
-        found = summary(peers, watched.looks, counts)
+        found = summary(kind, peers, watched.looks, counts)
         if args.hand_over:
             progress(kind, found)
             found["hand_over"] = measure_hand_over(kind, args, folder, peers, found, counts)
     return found
 
 
-def summary(peers: dict[str, Launched], samples: dict[str, list[Sample]], counts: dict[str, int]) -> dict[str, Any]:
+def summary(
+    kind: str, peers: dict[str, Launched], samples: dict[str, list[Sample]], counts: dict[str, int]
+) -> dict[str, Any]:
     """Peaks and medians, as differences between the large and the tiny pair."""
     peak = {name: max(looks, key=lambda sample: sample.total) for name, looks in samples.items()}
     large, tiny = (max((peak[f"{size}-{n}"] for n in (1, 2)), key=lambda s: s.total) for size in ("large", "tiny"))
@@ -181,8 +195,8 @@ def summary(peers: dict[str, Launched], samples: dict[str, list[Sample]], counts
         "parameters": counts["large"],
         "peak_bytes": large.total,
         "tiny_peak_bytes": tiny.total,
-        "added_bytes_per_parameter": round((large.total - tiny.total) / more - PLAIN, 2),
-        "added_at_rest": round((rest_large - rest_tiny) / more - PLAIN, 2),
+        "added_bytes_per_parameter": round((large.total - tiny.total) / more - PLAIN[kind], 2),
+        "added_at_rest": round((rest_large - rest_tiny) / more - PLAIN[kind], 2),
         "peak_moment": moment(peers[name], large.at),
         "account": account,
         "samples": len(samples[name]),
@@ -200,8 +214,7 @@ def measure_hand_over(
     """A fresh peer takes the state over from the first one: bytes per parameter of both at their peaks."""
     donor = peers["large-1"]
     peers["large-2"].kill()
-    given = [*flags(args.part, args), *(["--synchronise"] if kind == "baseline" else [])]
-    with start(kind, "large-3", folder, given, 3, donor) as taker:
+    with begin(kind, "large-3", folder, args.part, args, number=3, first=donor) as taker:
         ready([taker])
         with watch(kind, {"donor": donor, "taker": taker}) as watched:
             taker.go()
@@ -211,7 +224,7 @@ def measure_hand_over(
             return {"problem": "the newcomer did not take a state over"}
     tiny, more = found["tiny_peak_bytes"], counts["large"] - counts["tiny"]
     return {
-        f"{name}_added_bytes_per_parameter": round((max(s.total for s in looks) - tiny) / more - PLAIN, 2)
+        f"{name}_added_bytes_per_parameter": round((max(s.total for s in looks) - tiny) / more - PLAIN[kind], 2)
         for name, looks in watched.looks.items()
     }
 
@@ -220,7 +233,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--part", type=float, help="part of the rows of large tensors to keep (default 1; quick: 0.1)")
     parser.add_argument("--steps", type=int, help="global steps (default 4; quick: 2)")
-    parser.add_argument("--only", choices=tuple(MODULES), help="measure one kind alone")
+    parser.add_argument("--only", choices=tuple(KEYS), help="measure one kind alone")
+    parser.add_argument("--sparse", type=int, default=0, help="of each 4,096 elements, with local steps; 0: all")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,12 +244,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     args.seconds, args.target = (0.25, 768) if args.quick else (1.0, 640)
     args.hand_over = not args.quick
     result: dict[str, Any] = {}
-    for kind, prefix in (("ours", ""), ("baseline", "baseline_")):
+    for kind, key in KEYS.items():
         if args.only in (None, kind):
             with tempfile.TemporaryDirectory(prefix="bench-memory-") as scratch:
                 result[kind] = measure_kind(kind, args, Path(scratch))
-            key = "added_bytes_per_parameter"
-            result[prefix + key] = result[kind][key]
+            result[key] = result[kind]["added_bytes_per_parameter"]
     if args.only is None:
         ratio = result["added_bytes_per_parameter"] / result["baseline_added_bytes_per_parameter"]
         result["memory_ratio"] = round(ratio, 3)

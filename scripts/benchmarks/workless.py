@@ -97,7 +97,7 @@ def training_of(way: str, arm: str) -> Audited:
         optimizer = {"inner_batch": INNER_BATCH, **({"sparse": SPARSE} if way == "sparse" else {})}
         samples = WAYS[way] * len(SIZES) * INNER_STEPS * INNER_BATCH
         run = local_run(0, INNER_STEPS, samples, optimizer, PEAK_LR, len(SIZES))
-        training = AuditedLocal(run, INNER_STEPS, len(SIZES))
+        training = AuditedLocal(run, [INNER_BATCH] * len(SIZES), [INNER_STEPS] * len(SIZES))
     training.begin(arm)
     return training
 

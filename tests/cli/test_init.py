@@ -41,7 +41,10 @@ def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
     facts = json.loads(answer.stdout)
     assert facts["folder"] == str(tmp_path / "there") and facts["published"] is None and facts["address"] is None
     assert facts["identity"] == (run := load_run("there/run.toml")).identity and run.optimizer.name == "local"
-    assert facts["lines"].startswith("Your members send 0.5 Mbit/s: local steps; after 3 inner steps of 32 examples by")
+    assert facts["lines"].startswith(
+        "Your members send 0.5 Mbit/s: local steps, and of each 4,096 numbers the largest 256"
+    )
+    assert "after 3 inner steps of 32 examples by" in facts["lines"]
     assert facts["takes"]["fits"] == "a GPU with 4 GB" and "run.toml" in facts["files"]
     assert set(facts) == {"folder", "published", "next", "identity", "peer_id", "address", "takes", "lines", "files"}
 

@@ -117,7 +117,7 @@ def test_a_commented_run_file_reads_back(name: str) -> None:
 
 
 def test_every_size_can_be_built_and_grows() -> None:
-    runs = [run_of(answers(size=name)) for name in SIZES]
+    runs = [run_of(answers(size=name, line="1000")) for name in SIZES]
     needs = [takes(run) for run in runs]
     assert [one.effective for one in needs] == sorted(one.effective for one in needs)
     assert [one.cpu_ram for one in needs] == sorted(one.cpu_ram for one in needs)

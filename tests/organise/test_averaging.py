@@ -35,7 +35,7 @@ def examples(run: RunConfig) -> int:
 def test_lines_choose_what_is_averaged(size: str, line: str, number: int) -> None:
     made = answers(size=size, line=line)
     run, fast = run_of(made), run_of(answers(size=size, line="1000"))
-    assert made.inner_steps == number
+    assert made.inner_steps == number and not run.sparse
     assert run.swarm.averaging_timeout > 2 * run_pace(run, PEERS, made.line).line
     if run.optimizer.name == "local":
         assert number * run.optimizer.inner_batch * PEERS == run.swarm.target_batch_size
@@ -43,6 +43,27 @@ def test_lines_choose_what_is_averaged(size: str, line: str, number: int) -> Non
         assert 0 <= examples(run) - examples(fast) < run.swarm.target_batch_size
     else:
         assert number == 0 and run.replaced({"swarm.averaging_timeout": 180.0}) == fast
+
+
+@pytest.mark.parametrize(
+    ("size", "line", "peers", "number", "kept"),
+    [("large", "5", "16", 50, 0), ("large", "1", "16", 50, 64), ("large", "0.5", "4", 34, 64)]
+    + [("medium", "10", "4", 50, 0), ("medium", "5", "16", 50, 128), ("paper", "0.5", "16", 50, 64)],
+)
+def test_sparse_messages_are_for_lines_that_keep_devices_idle_with_all_inner_steps(
+    size: str, line: str, peers: str, number: int, kept: int
+) -> None:
+    made = answers(size=size, line=line, peers=peers)
+    run, members = run_of(made), (made.peers, made.line)
+    assert (made.inner_steps, run.sparse) == (number, kept)
+    assert run.swarm.large_tensor == (1024 if kept else 65536)
+    whole = run.replaced({"optimizer.sparse": 0, "swarm.large_tensor": 65536})
+    if kept:
+        assert run.schedule.total_steps * kept >= 44 * 256, "what a message left out has its turn"
+        assert run_pace(run, *members).busy > run_pace(whole, *members).busy
+    check = lines(run, members)
+    assert (check.verdict, check.words) == ("pass", reason(run, members))
+    assert f"the largest {kept} sent" in check.words or not kept
 
 
 def test_no_more_inner_steps_than_keep_devices_busy() -> None:
@@ -56,6 +77,10 @@ def test_short_rounds_and_short_runs_are_left_as_they_are() -> None:
     tiny = {"data": "emoji", "size": "tiny"}
     assert answers(line="5", **tiny).inner_steps == 0, "a round of 5 s is not what a run waits for"
     assert answers(line="0.5", **tiny).inner_steps == 5, "of its 110 steps at least 20 remain"
+    few = answers(line="0.5", peers="4", **tiny)
+    assert (few.inner_steps, few.steps) == (2, 55), (
+        "with sparse messages at least 44, for what they leave out comes later"
+    )
     assert answers(size="paper", line="5", peers="1").inner_steps == 0, "nobody to average with"
 
 
@@ -78,6 +103,10 @@ def test_a_run_whose_lines_are_too_slow_is_told_what_to_do() -> None:
     dalle = load_run("dalle")
     slow = lines(dalle, (16, 5.0))
     assert slow.verdict == "warning" and "writes a run with 36 local steps in its place" in slow.fix
+    slower = lines(dalle, (16, 0.5))
+    assert slower.verdict == "warning" and "writes a run with 50 local steps and sparse = 64 in its place" in slower.fix
+    whole = run_of(answers(size="large", line="1")).replaced({"optimizer.sparse": 0, "swarm.averaging_timeout": 3600.0})
+    assert "and sparse = 64 in its place" in lines(whole, (16, 1.0)).fix
     late = lines(dalle.replaced({"optimizer": {"name": "local"}}), (16, 5.0))
     assert late.verdict == "warning" and "Rounds end after 180 s" in late.words and "averaging_timeout" in late.fix
     assert lines(dalle, (16, 100.0)).verdict == lines(load_run("emoji"), (16, 5.0)).verdict == "pass"

@@ -19,7 +19,7 @@ def test_samples_are_counted_between_two_looks() -> None:
 def test_its_members_make_their_own_steps_and_go_on_from_one_state() -> None:
     run = local_run(seed=0, inner_steps=2, samples=256, optimizer={"inner_batch": 4}, peak_lr=4e-3)
     assert run.swarm.target_batch_size == 8 * MEMBERS and run.schedule.total_steps == 8
-    training = LocalTraining(run, 2)
+    training = LocalTraining(run, [4] * MEMBERS, [2] * MEMBERS)
     steps = training.steps()
     digests = {training.shared.digest, next(steps)[1], next(steps)[1]}
     assert len(digests) == 3 and training.shared.epoch == 2

@@ -90,6 +90,16 @@ def test_an_inner_step_is_one_of_adamw_with_the_mean_gradient_and_the_schedules_
     assert [event.what for event in peer.events if isinstance(event, Choice)] == ["inner optimizer"]
 
 
+def test_between_inner_steps_there_are_no_sums_and_a_first_micro_batch_becomes_them() -> None:
+    peer, loss = Peer(local_run()), torch.ones(())
+    first, second = ({name: torch.ones(shape) for name, shape in peer.shared.shapes().items()} for _ in range(2))
+    peer.local.renew(peer.state)
+    assert peer.local.add(first, 1, loss, {})
+    assert all(peer.local._sums[name] is gradient for name, gradient in first.items())
+    assert peer.local.add(second, 3, loss, {}) and peer.local.inner_steps == 1
+    assert not peer.local._sums and all(parameter.grad is None for parameter in peer.model.parameters())
+
+
 def test_muon_has_the_matrices_between_embedding_and_logits_and_adamw_all_else() -> None:
     run = local_run(inner="muon", max_grad_norm=1e9, weight_decay=0.0)
     peer = Peer(run)

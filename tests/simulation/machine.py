@@ -173,12 +173,20 @@ class Machine:
         access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
         hear = functools.partial(self._hear, node.process)
-        sums = WaitingAccumulator(list(self.state.shapes())) if self._waits else None
+        sums = self.accumulator()
         self.collaboration = Collaboration(self.run, access, self.state, about, hear, orders, accumulator=sums)
         self.clock.thread(self._train, "trainer")
 
+    def accumulator(self) -> Accumulator | None:
+        """One that a round has, where it is not a collaboration's own."""
+        return WaitingAccumulator(list(self.state.shapes())) if self._waits else None
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of a micro-batch."""
+        return self._gradients
+
     def _train(self) -> None:
-        gradients, loss, collaboration = self._gradients, torch.ones(()), self.collaboration
+        loss, collaboration = torch.ones(()), self.collaboration
         try:
             collaboration.synchronise()
             while not self.process.dead:
@@ -186,7 +194,7 @@ class Machine:
                 if self.idle or not collaboration.ready:
                     collaboration.stand_by()
                 else:
-                    collaboration.step(gradients, SAMPLES, loss, {})
+                    collaboration.step(self.gradients(), SAMPLES, loss, {})
         except Exception as error:
             self.error = error
 

@@ -71,9 +71,9 @@ def test_a_tensor_may_end_within_a_chunk(codec: GradientCodec, elements: int) ->
     found = decoded(codec.large, encoded, elements)
     assert 0.0 < float((found - values).norm() / values.norm()) < 0.9
     total = torch.ones(elements)
-    if codec is CODEC:
-        codec.large.add_decoded(encoded, total, 3.0)
-        assert torch.equal(total, 1 + found * 3)
+    codec.large.add_decoded(encoded, total, 3.0)
+    assert torch.equal(total, 1 + found * 3)
+    assert codec.most_norm(encoded, elements, True) >= float(found.norm())
 
 
 @KINDS
@@ -93,6 +93,24 @@ def test_what_is_not_finite_has_no_code(codec: GradientCodec) -> None:
             codec.large.encode(values)
     values[-1] = float(LARGEST)
     assert decoded(codec.large, codec.large.encode(values), 2 * CHUNK).isfinite().all()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_places_are_those_of_a_stable_sort(data: st.DataObject) -> None:
+    kept, kind = data.draw(st.integers(1, 256)) * 4, data.draw(st.sampled_from(["t3", "unlike", "zeros", "equal"]))
+    draws = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    values = draws.standard_t(3, (3, CHUNK)) * 10.0 ** data.draw(st.integers(-45, 36))
+    if kind == "unlike":
+        values *= np.exp(draws.normal(0, 5, values.shape))
+    elif kind == "zeros":
+        values *= draws.random(values.shape) < 0.01
+    elif kind == "equal":
+        values = draws.integers(-3, 4, values.shape) * np.abs(values[:, :1])
+    chunks = values.clip(-3e37, 3e37).astype(np.float32)
+    _, places, _ = sparse._read(sparse.encode(torch.from_numpy(chunks), kept), kept)
+    largest = np.argsort(-np.abs(chunks), axis=1, kind="stable")[:, :kept]
+    assert np.array_equal(places, np.sort(largest, axis=1))
 
 
 @pytest.mark.parametrize(("members", "most"), [(1, 0.134), (2, 0.142), (4, 0.157), (32, 0.4), (300, 0.6256)])

@@ -29,6 +29,7 @@ from testbed.launched import Commands, tell, tell_line
 from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim.kernels import warm_up
+from tt_cli.peer.local_steps import LocalSteps
 from tt_cli.peer.trained_state import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event
@@ -42,7 +43,7 @@ from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 
-REPORT_SECONDS = 1.0
+REPORT_SECONDS, HELD_SECONDS = 1.0, 0.1
 
 
 class Shapes(nn.Module):
@@ -68,6 +69,9 @@ def configured(args: argparse.Namespace) -> RunConfig:
         "swarm.compression": args.codec,
         "optimizer.delayed": not args.wait_for_gradients,
     }
+    if args.local:
+        del changes["optimizer.delayed"]
+        changes["optimizer"] = {"name": "local", "inner_batch": args.micro_batch, "sparse": args.sparse}
     return load_run(args.run).replaced(changes)
 
 
@@ -77,9 +81,14 @@ def print_event(event: Event, /) -> None:
 
 
 def train(
-    args: argparse.Namespace, commands: Commands, collaboration: Collaboration, shared: TrainedState, model: Shapes
+    args: argparse.Namespace,
+    commands: Commands,
+    collaboration: Collaboration,
+    shared: TrainedState,
+    model: Shapes,
+    local: LocalSteps | None,
 ) -> None:
-    """Micro-batches until told to leave."""
+    """Micro-batches until told to leave; with local steps each of them makes an inner one."""
     ended = commands.ended
     shapes = shared.shapes()
     device = Device(Gradients(shapes, args.seed), args.micro_batch_seconds, ended)
@@ -93,7 +102,13 @@ def train(
     in_step = in_step_cpu = copying = 0.0
     loss = torch.ones(())
     while not ended.is_set():
-        if collaboration.state.fresh:
+        if local is not None:
+            if not collaboration.ready:
+                collaboration.stand_by()
+                ended.wait(HELD_SECONDS)
+                continue
+            local.renew(collaboration.state)
+        elif collaboration.state.fresh:
             before = time.monotonic()
             with collaboration.state.use():
                 shared.copy_into(model)
@@ -148,6 +163,8 @@ def main() -> None:
     parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
     parser.add_argument("--seed", type=int, default=0, help="of the gradients")
     parser.add_argument("--codec", choices=("linear8", "blockwise8"), default="linear8")
+    parser.add_argument("--local", action="store_true", help="local steps, each of one micro-batch")
+    parser.add_argument("--sparse", type=int, default=0, help="elements of each 4,096 in their messages; 0: all")
     parser.add_argument("--wait-for-gradients", action="store_true", help="without delayed updates")
     parser.add_argument("--matchmaking-time", type=float, default=5.0)
     parser.add_argument("--averaging-timeout", type=float, default=180.0)
@@ -176,11 +193,13 @@ def main() -> None:
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
     line = BandwidthLimiter(*(cap and cap * 1e6 for cap in (args.max_upload, args.max_download)))
     orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"))
-    collaboration = Collaboration(run, NetworkAccess(dht, identity, line), shared, about, print_event, orders)
+    local = LocalSteps(run, model, shared, print_event) if args.local else None
+    access = NetworkAccess(dht, identity, line)
+    collaboration = Collaboration(run, access, shared, about, print_event, orders, accumulator=local)
     keep_freed_memory()
     code = 0
     try:
-        train(args, commands, collaboration, shared, model)
+        train(args, commands, collaboration, shared, model, local)
         collaboration.close()
         stop_dht(dht)
     except Exception:

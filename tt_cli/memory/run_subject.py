@@ -116,7 +116,6 @@ class OfRun:
 
     def described(self) -> dict[str, Any]:
         model, local = self.run.model, self.run.optimizer.name == "local"
-        kept = self.run.optimizer.sparse if self.run.optimizer.name == "local" else 0
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
             "optimizer": f"{self.run.optimizer.inner}, local steps" if self.run.optimizer.name == "local" else "lamb",
@@ -127,5 +126,5 @@ class OfRun:
             "tied_embeddings": model.tied_embeddings,
             "attention": "structured",
             "sequence": self._decoder.sequence_length,
-            "compression": f"{kept} of 4,096" if kept else self.run.swarm.compression,
+            "compression": f"{self.run.sparse} of 4,096" if self.run.sparse else self.run.swarm.compression,
         }

@@ -101,7 +101,6 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
             inner += 4 * sum(decoder.matrix_sizes) - moment_bytes(decoder.matrix_sizes, smallest, block)
     else:
         state += moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
-    sparse = run.optimizer.name == "local" and run.optimizer.sparse
     trained = [
         ("parameters in training", 4 * parameters),
         ("gradients", 4 * parameters),
@@ -114,7 +113,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     host = [
         ("shared state", state),
         ("its copy for a backup", state),
-        *([("what messages left out", 4 * parameters)] if sparse else []),
+        *([("what messages left out", 4 * parameters)] if run.sparse else []),
         *round_items(sizes, sum(round_bytes(run, sizes, CHUNK))),
         ("processes", sum(PROCESSES.values())),
         ("libraries", LIBRARIES),
@@ -145,10 +144,9 @@ def moment_bytes(sizes: Iterable[int], smallest: float, block: int) -> int:
 
 def round_bytes(run: RunConfig, sizes: list[int], members: int) -> tuple[int, int]:
     """A gradient, or what a member sends instead of one, and the average of so many of them, as they travel."""
-    swarm = run.swarm
-    if not (run.optimizer.name == "local" and run.optimizer.sparse):
+    swarm, kept = run.swarm, run.sparse
+    if not kept:
         return (encoded_bytes(sizes, swarm.compression, swarm.large_tensor),) * 2
-    kept = run.optimizer.sparse
     chunks = sum(-(-size // CHUNK) for size in sizes if size >= swarm.large_tensor)
     small = 2 * sum(size for size in sizes if size < swarm.large_tensor)
     values = min(CHUNK, members * kept)  # of a chunk, where no two members send the same

@@ -1,6 +1,8 @@
 """The choice of what a run averages, by its members' lines: gradients at every step, or what local steps came to.
 
-Both see the same examples: with H local steps a global step takes H times as many, and there are H times fewer of them.
+All see the same examples: with H local steps a global step takes H times as many, and there are H times fewer of them.
+Of what local steps came to messages have all, or where that is too slow the largest elements: what they leave out comes
+later, so density, H and the length of a run are chosen together.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any
 
 from tt_cli.memory.gpus import GPUS, TYPICAL
 from tt_cli.memory.report import run_pace
+from tt_cli.memory.trainer_account import CHUNK
 from tt_cli.run import RunConfig
 from tt_cli.terminal.format import byte_count, duration, percent
 
@@ -19,37 +22,65 @@ PEERS, LINE = 16, 20.0  # where nobody says more
 BUSY = 0.9  # part of the time in which a device should compute
 SHORT = 15.0  # seconds: matchmaking may take as long, so that a shorter round is not what a run waits for
 MOST_INNER_STEPS, LEAST_STEPS = 50, 20  # inner steps of a peer, the most that were tried; global steps that remain
+KEPT, TURNS = (64, 128, 256), 44 * 256  # of each 4,096 elements; the least of a whole run that came far enough
+MORE_SAMPLES = 1.5  # that sparse messages took to the same loss, over those of dense ones (emoji-demo, 256 kept)
+SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: all others would be most of a message
 RATE, WIDTH = 8e-3, 128  # the best of AdamW on emoji-demo; it falls with the width (Yang et al. 2022)
 
 
-def inner_steps(run: RunConfig, members: Members) -> int:
-    """The least local steps with which devices are BUSY, where `run`, which averages gradients, is not; else 0."""
-    pace = run_pace(run, *members)
+def chosen(run: RunConfig, members: Members) -> tuple[int, int]:
+    """Inner steps, 0 for none, and elements of each 4,096 in messages, 0 for all, with which a run learns fastest.
+
+    Of inner steps the least with which devices are BUSY, or the most that leave enough global ones.
+    """
+    pace, made = run_pace(run, *members), inner_steps(run, members)
     if pace.line <= SHORT or pace.busy >= BUSY:
-        return 0
-    enough = math.ceil(BUSY / (1 - BUSY) * pace.line / pace.device)
-    number = min(enough, MOST_INNER_STEPS, run.schedule.total_steps // LEAST_STEPS)
-    return number if number > 1 else 0
+        return round(made), run.sparse
+    made = made or 1
+    device, steps, ways = pace.device / made, round(run.schedule.total_steps * made), []
+    for kept in (0, *KEPT):
+        line = run_pace(run.replaced(_messages(kept)), *members).line
+        enough = math.ceil(BUSY / (1 - BUSY) * line / device)
+        number = min(enough, MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
+        busy = min(BUSY, number * device / (number * device + line))
+        ways.append((busy / MORE_SAMPLES if kept else busy, number, kept))
+    _, number, kept = max(ways, key=lambda way: way[0])
+    return (number, kept) if number > 1 else (0, 0)
 
 
-def suited(run: RunConfig, number: int, members: Members) -> RunConfig:
-    """The run with so many inner steps, 0 for none, of each member; its rounds have the time that they need."""
+def inner_steps(run: RunConfig, members: Members) -> float:
+    """Of each of so many members alike, between two global steps."""
+    local = run.optimizer
+    return run.swarm.target_batch_size / (local.inner_batch * members[0]) if local.name == "local" else 0.0
+
+
+def _messages(kept: int, inner_batch: int = 1) -> dict[str, Any]:
+    """Changes for local steps with such messages."""
+    changes = {"optimizer": {"name": "local", "inner_batch": inner_batch, "sparse": kept}}
+    return changes | {"swarm.large_tensor": SPARSE_TENSOR} if kept else changes
+
+
+def suited(run: RunConfig, number: int, kept: int, members: Members) -> RunConfig:
+    """The run with so many inner steps, 0 for none, of each member, and such messages; its rounds have the time that
+    they need."""
+    if number:
+        changes = _messages(kept, max(1, run.swarm.target_batch_size // (number * members[0])))
+        run = run.replaced(changes | {"schedule.peak_lr": float(f"{RATE * WIDTH / run.model.dim:.1e}")})
     seconds = run_pace(run, *members).line
     timeout = max(run.swarm.averaging_timeout, min(3600.0, 60.0 * math.ceil(seconds / 30)))  # twice that
-    changes: dict[str, Any] = {"swarm.averaging_timeout": timeout}
-    if number:
-        each = max(1, run.swarm.target_batch_size // (number * members[0]))
-        changes |= {"optimizer": {"name": "local", "inner_batch": each}}
-        changes |= {"schedule.peak_lr": float(f"{RATE * WIDTH / run.model.dim:.1e}")}
-    return run.replaced(changes)
+    return run.replaced({"swarm.averaging_timeout": timeout})
 
 
 def reason(run: RunConfig, members: Members) -> str:
     """Words for what a run averages, and what comes of it with such members."""
     (peers, mbits), pace, what, after = members, run_pace(run, *members), "gradients are averaged at every step", ""
     if run.optimizer.name == "local":
-        what, number = "local steps", run.swarm.target_batch_size / (run.optimizer.inner_batch * peers)
-        after = f"after {number:.3g} inner steps of {run.optimizer.inner_batch} examples by each of {peers} peers "
+        what, number = "local steps", f"{inner_steps(run, members):.3g}"
+        after = f"after {number} inner steps of {run.optimizer.inner_batch} examples by each of {peers} peers "
+    if run.sparse:
+        turns = run.schedule.total_steps * run.sparse / CHUNK
+        what += f", and of each 4,096 numbers the largest {run.sparse} sent, for all would leave devices idle"
+        what += f" (each has {turns:.2g} turns in the run)"
     words = f"Your members send {mbits:g} Mbit/s: {what}; {after}a round moves {byte_count(pace.sent)} up"
     gpu, hourly = GPUS[TYPICAL].title, byte_count(pace.per_hour)
     busy = f"; a {gpu} is busy {percent(pace.busy)} of the time, with {hourly} an hour each way"

@@ -164,13 +164,13 @@ def _sizes_in_words(_before: object) -> list[str]:
     return [f"{name:<6} {f'{SIZES[name].dim}x{SIZES[name].layers}':<8} {words}" for name, words in brief.items()]
 
 
-def _inner_steps(before: Mapping[str, Any]) -> int:
-    return averaging.inner_steps(sized(before["size"], before["codes"]), (before["peers"], before["line"]))
+def _chosen(before: Mapping[str, Any]) -> tuple[int, int]:
+    return averaging.chosen(sized(before["size"], before["codes"]), (before["peers"], before["line"]))
 
 
 def _why_so_many(before: Mapping[str, Any]) -> list[str]:
-    number, members = _inner_steps(before), (before["peers"], before["line"])
-    run = averaging.suited(sized(before["size"].spread(number), before["codes"]), number, members)
+    (number, kept), members = _chosen(before), (before["peers"], before["line"])
+    run = averaging.suited(sized(before["size"].spread(number), before["codes"]), number, kept, members)
     return [averaging.reason(run, members)]
 
 
@@ -228,7 +228,7 @@ QUESTIONS = (
         "inner-steps",
         "How many steps does a member make by itself between two averages? 0: gradients are averaged",
         _number(0, 10**4),
-        lambda before: str(_inner_steps(before)),
+        lambda before: str(_chosen(before)[0]),
         choices=_why_so_many,
     ),
     RunQuestion("steps", "How many global steps?", _number(1, 10**9), lambda before: str(_spread(before).steps)),

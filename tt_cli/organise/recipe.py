@@ -81,8 +81,9 @@ def run_of(answers: RunAnswers) -> RunConfig:
         changes |= {"vqgan.name": repository, "vqgan.filename": file}
     if answers.organisation:
         changes |= {"membership.kind": "organisation", "membership.organisation": answers.organisation}
-    run = sized(answers.size, answers.codes).replaced(changes)
-    return averaging.suited(run, answers.inner_steps, (answers.peers, answers.line))
+    plain, members = sized(answers.size, answers.codes), (answers.peers, answers.line)
+    _, kept = averaging.chosen(plain, members)
+    return averaging.suited(plain.replaced(changes), answers.inner_steps, kept, members)
 
 
 def check_free(folder: Path) -> None:

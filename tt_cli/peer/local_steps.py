@@ -23,7 +23,7 @@ from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig
 from tt_cli.run.sections import LocalPart
 from tt_cli.supervisor.events import Choice, Emit
-from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
+from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 
@@ -32,6 +32,8 @@ KEPT = 0.95  # of what a message left out, after each round: it was computed fro
 
 class LocalSteps(Accumulator):
     """An `Accumulator` that steps with the gradients it gets, and gives the rounds what all steps came to.
+
+    It keeps no sums between inner steps: the gradients of the first micro-batch of each become them.
 
     model: its parameters are theta_i; it may move to a device before the first `renew`. shared: theta. new, held:
     figures of the samples whose inner steps are made.
@@ -78,6 +80,15 @@ class LocalSteps(Accumulator):
     @property
     def _behind(self) -> bool:
         return self._base != self._shared.digest
+
+    def _sum_up(self, gradients: NamedTensors, samples: float) -> None:
+        if self._sums:
+            return super()._sum_up(gradients, samples)
+        torch._foreach_mul_(list(gradients.values()), samples)
+        self._sums = dict(gradients)
+
+    def _clear(self) -> None:
+        self._sums = {}
 
     def _count(self, figures: FigureSums) -> None:
         self._waiting.merge(figures)
@@ -130,7 +141,7 @@ class LocalSteps(Accumulator):
     set_aside = hold
 
     def _encode(self, local: GradientBuffer) -> None:
-        sparse = self._settings.sparse and self.held.samples
+        sparse = self._run.sparse and self.held.samples
         encoded = DecodedGradients(local)
         for name, way in self._ways():
             local.encode(name, way.add_(self._left[name]) if sparse and name in self._left else way)

@@ -51,8 +51,8 @@ class PeerOptions(ListenOptions):
 def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
     """Load and try the codec and the optimizer's kernels: the averager's process would, in the middle of a round."""
     hivemind_patches.apply()
-    if run.optimizer.name == "local" and (kept := run.optimizer.sparse):
-        emit(Choice("gradient codec", f"the largest {kept} of each 4,096 elements", "as the run's file says"))
+    if run.sparse:
+        emit(Choice("gradient codec", f"the largest {run.sparse} of each 4,096 elements", "as the run's file says"))
     elif run.swarm.compression == "linear8":
         kernels = linear8.implementation()
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))

@@ -49,6 +49,11 @@ class RunConfig(sections.Section):
         return self
 
     @property
+    def sparse(self) -> int:
+        """Elements that a message has of each 4,096 of a large tensor; 0: all."""
+        return self.optimizer.sparse if self.optimizer.name == "local" else 0
+
+    @property
     def identity(self) -> str:
         """The run's key on the DHT and the name of its folder: "{name}-{8 hex digits}".
 

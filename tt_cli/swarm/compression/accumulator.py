@@ -79,12 +79,14 @@ class Accumulator:
         if not all(map(math.isfinite, numbers)):
             return False
         with self._lock:
-            if not self._sums:
-                self._sums = {name: torch.zeros_like(gradients[name]) for name in self._names}
-            new = [gradients[name] for name in self._names]
-            torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
+            self._sum_up({name: gradients[name] for name in self._names}, float(samples))
             self._count(FigureSums.of(samples, numbers[0], dict(zip(figures, numbers[1:], strict=False))))
         return True
+
+    def _sum_up(self, gradients: NamedTensors, samples: float) -> None:
+        if not self._sums:
+            self._sums = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        torch._foreach_add_(list(self._sums.values()), list(gradients.values()), alpha=samples)
 
     def _count(self, figures: FigureSums) -> None:
         self.new.merge(figures)

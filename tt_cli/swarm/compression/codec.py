@@ -12,6 +12,7 @@ ValueError, decodes checked parts, and adds them up with a weight, products and 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class MalformedPart(ValueError):
     """A part of a tensor that another peer sent is not what it should be."""
 
 
-class Codec:
+class Codec(ABC):
     """The form of a part. tag: its number in the messages that carry parts. block: elements that share a scale.
 
     scale_bytes: of a block. code_bytes: of an element. most_error: of the self-test's tensor, over its norm.
@@ -43,23 +44,26 @@ class Codec:
     def head(self, blocks: int) -> bytes:
         return b""
 
+    @abstractmethod
     def encode(self, tensor: torch.Tensor) -> bytes:
         """The bytes of fp32 values on the CPU. Raises ValueError where they are not finite, or too large."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, buffer: bytes, elements: int) -> object:
         """Raise ValueError unless these bytes, which have the right length, decode to so many finite numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_into(self, buffer: bytes, out: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Fill `out` (elements,), contiguous fp32 on the CPU, from checked bytes."""
 
-    def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def largest(self, scales: memoryview, codes: memoryview, /) -> np.ndarray:
         """A bound of the root mean square of each block: its largest magnitude, or less."""
-        raise NotImplementedError
+
+    def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
+        """accumulator += decoded * weight; each product and sum is rounded by itself."""
+        self.decode_into(buffer, decoded := torch.empty_like(accumulator))
+        accumulator.add_(decoded.mul_(weight))
 
     def room(self, elements: int) -> int:
         """Bytes that the codes of so many elements have, at most."""
@@ -102,9 +106,6 @@ class Float16(Codec):
 
     def decode_into(self, buffer: bytes, out: torch.Tensor) -> None:
         out.copy_(self.decode(buffer, out.numel()))
-
-    def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
-        accumulator.add_(self.decode(buffer, accumulator.numel()).mul_(weight))
 
     def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
         return np.frombuffer(codes, "<f2")
@@ -170,6 +171,9 @@ class SparseMessage(Codec):
 
     def add_decoded(self, buffer: bytes, accumulator: torch.Tensor, weight: float) -> None:
         sparse.add_decoded(buffer, accumulator, self.kept, weight)
+
+    def largest(self, scales: memoryview, codes: memoryview) -> np.ndarray:
+        return 2.0 * linear8.widened(np.frombuffer(scales, "<u2"))
 
 
 class SparseAverage(Codec):
@@ -261,8 +265,8 @@ class GradientCodec:
 
 def codec_of(run: RunConfig) -> GradientCodec:
     """The codec that all members of a run use."""
-    if run.optimizer.name == "local" and run.optimizer.sparse:
-        return GradientCodec(SparseMessage(run.optimizer.sparse), GradientCodec(SparseAverage()))
+    if run.sparse:
+        return GradientCodec(SparseMessage(run.sparse), GradientCodec(SparseAverage()))
     return GradientCodec(Linear8() if run.swarm.compression == "linear8" else Blockwise8())
 
 

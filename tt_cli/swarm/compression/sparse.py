@@ -34,8 +34,20 @@ def code_bytes(kept: int) -> int:
 def encode(tensor: torch.Tensor, kept: int) -> bytes:
     """The bytes of an fp32 CPU tensor of any shape. Raises ValueError where it is not finite, or above 2^126."""
     chunks = in_chunks(tensor)
-    pieces = [_encoded(chunks[start : start + AT_ONCE], kept) for start in range(0, len(chunks), AT_ONCE)]
-    return b"".join(scales.tobytes() for scales, _ in pieces) + b"".join(codes.tobytes() for _, codes in pieces)
+    pieces = [_largest(chunks[start : start + AT_ONCE], kept) for start in range(0, len(chunks), AT_ONCE)]
+    places = np.concatenate(pieces).reshape(-1, kept)
+    values = chunks.reshape(-1)[places + CHUNK * np.arange(len(chunks))[:, None]]
+    sizes = np.abs(values).astype(np.float64)
+    check_sizes(sizes)
+    whole = _folded(sizes)
+    large = sizes > BEYOND / kept * whole[:, None]
+    count = np.count_nonzero(large, axis=1)
+    scales = _narrowed((whole + _folded(sizes * large)) / (kept + 3 * count))  # the least squares
+    bits = np.signbit(values) | large.view(np.uint8) << 1
+    first, second = places[:, 0::2], places[:, 1::2]
+    triples = np.stack((first, first >> 8 | second << 4, second >> 4), axis=2).astype(np.uint8)
+    quads = bits[:, 0::4] | bits[:, 1::4] << 2 | bits[:, 2::4] << 4 | bits[:, 3::4] << 6
+    return scales.tobytes() + np.hstack((triples.reshape(len(chunks), -1), quads)).tobytes()
 
 
 def in_chunks(tensor: torch.Tensor) -> np.ndarray:
@@ -53,43 +65,29 @@ def check_sizes(largest: np.ndarray) -> None:
         raise ValueError("values that are not finite, or beyond 2^126")
 
 
-def _encoded(chunks: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scales (chunks,) and codes (chunks, code_bytes(kept)) of a few chunks."""
-    places = _largest(chunks.view(np.int32) & np.int32(0x7FFFFFFF), kept)
-    values = np.take_along_axis(chunks, places, axis=1)
-    sizes = np.abs(values).astype(np.float64)
-    whole = _folded(sizes)
-    large = sizes > BEYOND / kept * whole[:, None]
-    count = np.count_nonzero(large, axis=1)
-    scales = _narrowed((whole + _folded(sizes * large)) / (kept + 3 * count))  # the least squares
-    bits = np.signbit(values) | large.view(np.uint8) << 1
-    first, second = places[:, 0::2], places[:, 1::2]
-    triples = np.stack((first & 0xFF, first >> 8 | (second & 0xF) << 4, second >> 4), axis=2).astype(np.uint8)
-    quads = bits.reshape(len(chunks), -1, 4) << np.arange(0, 8, 2, dtype=np.uint8)
-    return scales, np.hstack((triples.reshape(len(chunks), -1), np.bitwise_or.reduce(quads, axis=2)))
-
-
-def _largest(keys: np.ndarray, kept: int) -> np.ndarray:
-    """The places (chunks, kept) of the largest magnitudes, of which `keys` are the bits; of equal ones the first."""
-    largest = np.partition(keys, CHUNK - kept, axis=1)[:, CHUNK - kept :]
-    check_sizes(largest.view(np.float32))
-    bound = largest[:, :1]
+def _largest(chunks: np.ndarray, kept: int) -> np.ndarray:
+    """The places of the largest magnitudes in each of a few chunks, in one row; of equal ones the first."""
+    keys = chunks.view(np.int32) & np.int32(0x7FFFFFFF)
+    bound = np.partition(keys, CHUNK - kept, axis=1)[:, CHUNK - kept, None]
     chosen = keys >= bound
-    places = np.flatnonzero(chosen)
-    if len(places) > len(keys) * kept:
+    if np.count_nonzero(chosen) > len(keys) * kept:
         for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > kept):
             equal = np.flatnonzero(keys[row] == bound[row])
             chosen[row, equal[kept - np.count_nonzero(keys[row] > bound[row]) :]] = False
-        places = np.flatnonzero(chosen)
-    return places.reshape(-1, kept) % CHUNK
+    eights = chosen.view(np.uint64).reshape(-1)  # most have none
+    some = np.flatnonzero(eights != 0)
+    within = np.flatnonzero(eights[some].view(bool))
+    return (some[within >> 3] << 3 | within & 7).astype(np.uint16) & np.uint16(CHUNK - 1)
 
 
 def _folded(terms: np.ndarray) -> np.ndarray:
     """The sum of each row, by halves."""
-    while (width := terms.shape[1]) > 1:
+    columns, width = terms.T.copy(), terms.shape[1]
+    while width > 1:
         half = -(-width // 2)
-        terms = np.hstack((terms[:, : width - half] + terms[:, half:], terms[:, width - half : half]))
-    return terms[:, 0]
+        columns[: width - half] += columns[half:width]
+        width = half
+    return columns[0]
 
 
 def _narrowed(scales: np.ndarray) -> np.ndarray:
