@@ -142,7 +142,7 @@ class LocalSteps(Accumulator):
 
     def _encode(self, local: GradientBuffer) -> None:
         sparse = self._run.sparse and self.held.samples
-        encoded = DecodedGradients(local)
+        encoded = DecodedGradients(local) if sparse else {}
         for name, way in self._ways():
             local.encode(name, way.add_(self._left[name]) if sparse and name in self._left else way)
             if sparse:
