@@ -30,7 +30,7 @@ from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, in_virtual_time
 
 FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
-STEPS_AFTER = 1  # that all make when the faults are over
+STEPS_AFTER = 2  # that all make when the faults are over: the first may have been under way
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.25
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
@@ -195,7 +195,7 @@ class Result:
 
 
 def run(schedule: Schedule, log: bool = False) -> Result:
-    """Run one schedule. *Progress*: when the faults are over, all who live make a step together, in time."""
+    """Run one schedule. *Progress*: when the faults are over, all who live make some more steps together, in time."""
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     gc.disable()  # a collection would end generators at times that do not follow from the seed

@@ -76,7 +76,7 @@ class Due(list[Any]):
         return self[CALLBACK] is None
 
 
-CALLBACK, ARGUMENTS, CONTEXT = 2, 3, 4
+CALLBACK, ARGUMENTS = 2, 3  # places in a `Due`
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -135,10 +135,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        context = context or contextvars.copy_context()
-        if (process := context.get(PROCESS)) is not None and process.stops:
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None and process.stops:
             when = process.awake(when)
-        due = Due((when, next(self._set), callback, args, context))
+        due = Due((when, next(self._set), callback, args, context or contextvars.copy_context()))
         heapq.heappush(self._timers, due)
         return due
 

@@ -238,7 +238,7 @@ def spread(gradient: GradientBuffer, parts: Sequence[TensorPart]) -> float:
     for part in parts:
         looked_at = min(BLOCK, part.elements)
         first, gram = torch.empty(1, looked_at), np.zeros((2, 2))
-        gradient.codec.of(part.large).decode_into(gradient.read(part.start, part.start + looked_at), first)
+        gradient.codec.of(part.large).decode_into(gradient.read(part.start, part.start + looked_at), first[0])
         kernels.add_products(first.numpy(), zeros[:looked_at], gram)
         total += float(gram[0, 0]) * (part.elements / looked_at)
     return math.sqrt(total / max(1, sum(part.elements for part in parts)))
