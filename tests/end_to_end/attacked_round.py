@@ -23,8 +23,7 @@ from tt_cli.swarm.allreduce.messages import Signer
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
 Result = TypeVar("Result")
-LONGEST = 6.0  # seconds for all parts of a sender
-PATIENCE = 3.0  # seconds: who is just in time is so on a busy machine too
+PATIENCE = 3.0  # seconds; all parts of a sender may take twice as long
 NOISE = 0.5  # of a member's gradient, beside what all members have in common
 
 
@@ -102,15 +101,17 @@ class Nodes:
         await asyncio.gather(*streams, return_exceptions=True)
         await self._stack.aclose()
 
-    def round(self, attack: str, honest: int, variant: int = 0) -> tuple[list[Outcome], list[Member]]:
+    def round(
+        self, attack: str, honest: int, variant: int = 0, patience: float = PATIENCE
+    ) -> tuple[list[Outcome], list[Member]]:
         """One round of so many honest members and one that attacks in this way ("": nobody does). The outcomes of the
         honest ones, and all members, the attacker last.
 
-        variant: of an attack that has several.
+        variant: of an attack that has several. patience: of all members, in seconds.
         """
-        members: list[Member] = [Attacked(number, node, "") for number, node in enumerate(self.nodes[:honest])]
-        if attack:
-            members.append(Attacked(honest, self.nodes[honest], attack, variant))
+        attacks = [("", 0)] * honest + ([(attack, variant)] if attack else [])
+        nodes = zip(self.nodes, attacks, strict=False)
+        members: list[Member] = [Attacked(i, node, *each, patience) for i, (node, each) in enumerate(nodes)]
         return self.run(_round(members, honest), 60.0), members
 
 
@@ -119,11 +120,11 @@ class Attacked(Member):
 
     allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
 
-    def __init__(self, number: int, node: Node, attack: str, variant: int = 0):
+    def __init__(self, number: int, node: Node, attack: str, variant: int, patience: float):
         super().__init__(number % 4)
         self.node, self.attack, self.variant = node, attack, variant
         self.peer = node.p2p.peer_id
-        self.seed, self.longest, self.patience = number, LONGEST, PATIENCE
+        self.seed, self.longest, self.patience = number, 2 * patience, patience
         self.aggregation = "centered_clip"
         node.member = self
 
