@@ -23,7 +23,7 @@ from tt_cli.swarm.allreduce.messages import Signer
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
 Result = TypeVar("Result")
-PATIENCE = 3.0  # seconds; all parts of a sender may take twice as long
+PATIENCE = 12.0  # seconds; all parts of a sender may take twice as long
 NOISE = 0.5  # of a member's gradient, beside what all members have in common
 
 
@@ -102,29 +102,30 @@ class Nodes:
         await self._stack.aclose()
 
     def round(
-        self, attack: str, honest: int, variant: int = 0, patience: float = PATIENCE
+        self, attack: str, honest: int, variant: int = 0, patience: float = PATIENCE, hurry: float = 1.0
     ) -> tuple[list[Outcome], list[Member]]:
         """One round of so many honest members and one that attacks in this way ("": nobody does). The outcomes of the
         honest ones, and all members, the attacker last.
 
-        variant: of an attack that has several. patience: of all members, in seconds.
+        variant: of an attack that has several. patience: of the honest ones, in seconds. hurry: part of it that the
+        attacker takes for the whole: what it does just in time, it does in so much less.
         """
-        attacks = [("", 0)] * honest + ([(attack, variant)] if attack else [])
+        attacks = [("", 0, 1.0)] * honest + ([(attack, variant, hurry)] if attack else [])
         nodes = zip(self.nodes, attacks, strict=False)
         members: list[Member] = [Attacked(i, node, *each, patience) for i, (node, each) in enumerate(nodes)]
         return self.run(_round(members, honest), 60.0), members
 
 
 class Attacked(Member):
-    """A member whose messages travel through its node. attack, variant: how it misbehaves, "" for an honest one."""
+    """A member whose messages travel through its node. attack, variant, hurry: how it misbehaves; "": it is honest."""
 
     allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
 
-    def __init__(self, number: int, node: Node, attack: str, variant: int, patience: float):
+    def __init__(self, number: int, node: Node, attack: str, variant: int, hurry: float, patience: float):
         super().__init__(number % 4)
         self.node, self.attack, self.variant = node, attack, variant
         self.peer = node.p2p.peer_id
-        self.seed, self.longest, self.patience = number, 2 * patience, patience
+        self.seed, self.longest, self.patience = number, 2 * patience, hurry * patience
         self.aggregation = "centered_clip"
         node.member = self
 

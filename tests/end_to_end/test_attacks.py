@@ -20,7 +20,6 @@ from tt_cli.swarm.audit.work import FEWEST, NOTHING, UNLIKE_ALL, WorkAudits
 from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
-LONG = 6.0  # seconds: who is just in time, with a fifth of it left, is so on a busy machine too
 LATE, ENDLESS, HUGE, UNLIKE = "slow-loris peer", "endless stream", "1e30", "two-faced reducer"
 LATER = "lying reducer", "evasive reducer", "false leader", "weight never published"  # in no round by itself
 REFUSED = [name for name in ROUNDS if name not in (LATE, ENDLESS, HUGE, UNLIKE, *LATER)]
@@ -122,7 +121,7 @@ def test_who_does_no_work_is_named_within_ten_rounds(nodes: Nodes, attack: str) 
 @pytest.mark.promise("A slow-loris sender is left out of the round")
 def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_buffer, "PART_ELEMENTS", 2**14)  # many parts: time to waste
-    outcomes, members = nodes.round(LATE, HONEST, patience=LONG)
+    outcomes, members = nodes.round(LATE, HONEST, patience=6.0, hurry=0.5)  # on a busy machine too
     late = str(members[-1].peer)
     assert_alike(outcomes)
     assert all("took more than" in outcome.allreduce.rejected[late] for outcome in outcomes)
@@ -133,11 +132,10 @@ def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytes
 )
 @pytest.mark.parametrize("variant", [1, 2], ids=["averages", "settling"])
 def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(nodes: Nodes, variant: int) -> None:
-    outcomes, members = nodes.round(LATE, HONEST, variant, LONG)
+    outcomes, members = nodes.round(LATE, HONEST, variant, patience=18.0, hurry=1 / 3)  # on a busy machine too
     slow = str(members[-1].peer)
     assert_alike(outcomes)
     for outcome in outcomes:
         assert not outcome.allreduce.failed and not outcome.allreduce.rejected, "patience is not used up"
         late = late_of(outcome.commit)
-        assert max(late, key=late.__getitem__) == slow
-        assert all(seconds < late[slow] / 2 for one, seconds in late.items() if one != slow), late
+        assert all(seconds < 0.8 * late[slow] for one, seconds in late.items() if one != slow), late
