@@ -31,7 +31,8 @@ def test_flags_make_a_folder_and_say_what_comes_next(here: Tt, tmp_path: Path) -
     assert (answer.returncode, answer.stderr) == (0, "")
     run = load_run(str(tmp_path / "my-run" / "run.toml"))
     assert run.schedule.total_steps == 1000 and run.peers.initial[0] in answer.stdout
-    assert "3.4M parameters" in answer.stdout and f"tt check {tmp_path}/my-run/run.toml" in answer.stdout
+    assert "3.4M parameters" in answer.stdout
+    assert f"tt check {tmp_path}/my-run/run.toml --line 20 --peers 16" in answer.stdout
     assert "nothing in it is overwritten" in one_line(here("init", "my-run", "--yes"), 2)
 
 

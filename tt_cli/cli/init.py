@@ -93,7 +93,7 @@ def init(
         if not json:
             _tell(recipe)
     published = run_publishing.publish(folder, repository) if publish else None
-    next_commands = next_steps(folder.absolute(), repository if published else "")
+    next_commands = next_steps(folder.absolute(), repository if published else "", recipe.check if recipe else "")
     if json:
         facts = {"folder": str(folder.absolute()), "published": published, "next": next_commands}
         print(codec.dumps(facts | (recipe.to_json() if recipe is not None else {}), indent=1))

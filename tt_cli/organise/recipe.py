@@ -39,7 +39,7 @@ OWN_CAPTIONS = 48  # tokens of captions of one's own in the built-in byte-level 
 @dataclass(frozen=True)
 class Recipe:
     """A finished folder. address: the multiaddr in the run file, "" where none was given. lines: what is averaged, and
-    why, by the members' lines."""
+    why, by the members' lines. check: the command that looks it over, with those lines."""
 
     folder: Path
     run: RunConfig
@@ -48,6 +48,7 @@ class Recipe:
     takes: Takes
     lines: str
     files: list[str]
+    check: str
 
     def to_json(self) -> dict[str, Any]:
         """The form of --json."""
@@ -107,7 +108,12 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
             aside.chmod(0o755)
             aside.rename(folder)
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    return Recipe(folder, run, peer_id, address, needs, averaging.reason(run, (answers.peers, answers.line)), files)
+    reason, check = averaging.reason(run, (answers.peers, answers.line)), _check(folder.absolute() / RUN_FILE, answers)
+    return Recipe(folder, run, peer_id, address, needs, reason, files, check)
+
+
+def _check(run_file: Path | str, answers: RunAnswers) -> str:
+    return f"tt check {run_file} --line {answers.line:g} --peers {answers.peers}"
 
 
 def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:
@@ -157,7 +163,7 @@ def _give_away(home: Path) -> tuple[int, int]:
 
 def _notes(answers: RunAnswers, run: RunConfig) -> str:
     lines = [
-        f"The run {run.run.name}, made by `tt init`. Check it with `tt check {RUN_FILE}` after every change.",
+        f"The run {run.run.name}, made by `tt init`. After every change: `{_check(RUN_FILE, answers)}`.",
         "A change of its identity needs a new folder for its keys: `tt check` says which.",
         *textwrap.wrap(averaging.reason(run, (answers.peers, answers.line)), 118),
     ]
@@ -178,14 +184,14 @@ def finished(folder: Path, name: str) -> RunConfig | None:
     return run
 
 
-def next_steps(folder: Path, published: str) -> list[str]:
-    """The organiser's next steps with the folder. published: the repository on the Hub, or ""."""
+def next_steps(folder: Path, published: str, check: str = "") -> list[str]:
+    """The organiser's next steps with the folder. published: the repository on the Hub, or "". check: see `Recipe`."""
     run = load_run(str(folder / RUN_FILE))
     name = published or str(folder / RUN_FILE)
     host = run.peers.initial[0].split("/")[2] if run.peers.initial else ""
     flags = " ".join(ServerFacts.of(run, host).flags("127.0.0.1"))
     steps = [
-        f"tt check {folder / RUN_FILE}",
+        check or f"tt check {folder / RUN_FILE}",
         f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
         f"TT_HOME={folder / HOME} tt aux-peer {folder / RUN_FILE} {flags.removeprefix('--plain ')}",
         "  or there: docker compose up -d; or as a service: tt-*.service (see docs/organise.md)",
