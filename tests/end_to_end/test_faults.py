@@ -140,6 +140,7 @@ def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swa
 def test_two_peers_repeat_a_round_and_a_third_joins_amid_one(start_swarm: StartSwarm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     faults = Faults().fail_at("ben", 3, "unlike averages").fail_at("ben", 5, f"wait for {gate}")
+    faults.fail_at("ben", 3, "unlike averages")  # a round of a busy machine may fail for something else
     swarm, members = start(start_swarm, faults, "anna", "ben", patience=30.0)
     anna = members["anna"]
 
@@ -148,7 +149,7 @@ def test_two_peers_repeat_a_round_and_a_third_joins_amid_one(start_swarm: StartS
         return any("unlike bytes" in event.words for event in failed)
 
     assert swarm.wait(disagreed, WAIT)
-    assert swarm.wait(lambda: last_step(anna) >= 4 and anna.of(Phase)[-1].phase == "averaging", WAIT)
+    assert swarm.wait(gate.with_suffix(".awaited").exists, WAIT)
     late = swarm.start_trainer("cleo", small_parts=True, batch_size=4, seed=2)
     assert swarm.wait(lambda: any(event.phase == "training" for event in late.of(Phase)), WAIT)
     step = last_step(anna)

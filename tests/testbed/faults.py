@@ -1,13 +1,14 @@
 """What goes wrong with a peer at chosen steps: `Faults.fail_at(peer, step, stage)`, as in torchft's EventInjector.
 
 Each fault happens once: in the first round towards that step or a later one, or at the first micro-batch for it.
-A death is due until it comes: who was to die as it answers the others, and was asked by none, dies in a later round.
+What happens as a reducer answers is due until it does: who reduces nothing in a round, as a slow line may, is asked by
+none.
 
 die amid                    the whole peer is killed after it sent the first of its averages
 die sending                 the whole peer is killed after the first part of its own gradient
 drop commit                 no word about what arrived leaves or reaches it
 unlike averages             the first of the other members is sent other bytes than the rest
-wait for PATH               it reduces nothing until that file exists
+wait for PATH               it answers nobody until that file exists; PATH.awaited says that it waits
 a name in ROUNDS            what that attacker does
 not finite                  its gradients are not, as its own checks see, until the next step
 flip a bit                  of a parameter, before the step is made
@@ -34,6 +35,7 @@ from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.shared_state import LockedState, StepFacts
 
+ANSWERING = ("die", "unlike averages", "wait for ")  # what these begin with happens only where others ask
 NOT_FINITE, FLIP, DAMAGE, DEVICE = OWN = ("not finite", "flip a bit", "damage memory", "device error")
 
 
@@ -69,10 +71,14 @@ class DueFaults:
         """The one to happen now on the way to this step, "" for none. stages: which; any without."""
         for due in self._left:
             if due[0] <= step and (not stages or due[1] in stages):
-                if not due[1].startswith("die"):
+                if not due[1].startswith(ANSWERING):
                     self._left.remove(due)
                 return due[1]
         return ""
+
+    def happened(self, stage: str) -> None:
+        """One of those that are due until they happen did."""
+        self._left.remove(next(due for due in self._left if due[1] == stage))
 
 
 def break_device(device: torch.device) -> None:
@@ -91,8 +97,13 @@ def die() -> None:
 class FaultyConduct(Conduct):
     """One fault in the two phases of one round."""
 
-    def __init__(self, stage: str):
-        self._stage = stage
+    def __init__(self, stage: str, faults: DueFaults):
+        self._stage, self._faults, self._told = stage, faults, False
+
+    def _happens(self) -> None:
+        if not self._told:
+            self._faults.happened(self._stage)
+        self._told = True
 
     async def sends(self, allreduce: AllReduce, indexes: Sequence[int], messages: Messages) -> Messages:
         async for message in messages:
@@ -102,11 +113,15 @@ class FaultyConduct(Conduct):
 
     async def answers(self, allreduce: AllReduce, peer: PeerID, messages: Messages) -> Messages:
         if self._stage.startswith("wait for "):
-            while not Path(self._stage.removeprefix("wait for ")).exists():
+            gate = Path(self._stage.removeprefix("wait for "))
+            gate.with_suffix(".awaited").touch()
+            self._happens()
+            while not gate.exists():
                 await asyncio.sleep(0.05)
         others = [member for member in allreduce.members if member != allreduce.me]
         async for message in messages:
             if self._stage == "unlike averages" and peer == others[0]:
+                self._happens()
                 lie = averaging_pb2.AveragingData.FromString(message.SerializeToString())
                 lie.tensor_part.buffer = lie.tensor_part.buffer[:-1] + bytes([lie.tensor_part.buffer[-1] ^ 1])
                 yield lie
@@ -127,11 +142,11 @@ class FaultyConduct(Conduct):
         return await answer()
 
 
-def conduct_of(stage: str, number: int = 0) -> Conduct:
-    """In the round of a fault, or of an attack; "" is honest."""
+def conduct_of(stage: str, number: int, faults: DueFaults) -> Conduct:
+    """In the round of a fault, or of an attack; "" is honest. faults: what is due, of which one may happen."""
     if stage in ROUNDS:
         return ROUNDS[stage](number)
-    return FaultyConduct(stage) if stage else Conduct()
+    return FaultyConduct(stage, faults) if stage else Conduct()
 
 
 class FaultyState(LockedState):

@@ -143,10 +143,10 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
         faults = DueFaults(mine.faults, own=False)
 
         def conduct(self, step: int) -> Conduct:
-            return conduct_of(self.faults.take(step) or self._attack(step), mine.number)
+            return conduct_of(self.faults.take(step) or self._attack(step), mine.number, self.faults)
 
         def leading(self, step: int) -> Conduct:
-            return conduct_of(self._attack(step), mine.number)
+            return conduct_of(self._attack(step), mine.number, self.faults)
 
         @staticmethod
         def _attack(step: int) -> str:
