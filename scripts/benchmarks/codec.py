@@ -81,7 +81,7 @@ def emoji_gradients(steps: int, every: int) -> Iterator[list[torch.Tensor]]:
     for step in range(steps):
         batch = next(batches)
         optimizer.zero_grad()
-        model.loss(batch.text, batch.image).total.backward()
+        model.loss(**batch.tensors).total.backward()
         if step % every == 0:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             yield [each.detach().clone() for each in gradients if each.numel() >= run.swarm.large_tensor]

@@ -175,7 +175,7 @@ class Training:
         for parameter in self.model.parameters():
             parameter.grad = None
         with self.device.precision():
-            losses = self.model.loss(*(each.to(self.device.torch_device) for each in (batch.text, batch.image)))
+            losses = self.model.loss(**batch.to(self.device.torch_device).tensors)
         losses.total.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         return gradients, losses.total.detach(), losses.figures()

@@ -42,7 +42,7 @@ from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
 QUICK = "fewer rows, one turn"
@@ -114,7 +114,7 @@ def consume(place: str, wanted: str, tokenizer_file: str) -> None:
 
     run = run_on(place)
     backend = tokenizers.Tokenizer.from_file(tokenizer_file)
-    sizes = {"text_length": run.model.text_length, "vocab_size": backend.get_vocab_size(), "pad_id": 0}
+    sizes = {"text_length": DalleRun.of(run).model.text_length, "vocab_size": backend.get_vocab_size(), "pad_id": 0}
     stream = ExampleStream(run, Tokenizer(backend, **sizes), seed=0)
     batches = stream.batches(BATCH)
     next(batches)

@@ -32,7 +32,7 @@ from tt_cli.data.build import encoder as encoding
 from tt_cli.data.build.journal import Journal
 from tt_cli.data.build.picture_sources import open_source
 from tt_cli.model.vqgan import PUBLISHED, Vqgan
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.task.picture_codec import load_vqgan
 
 QUICK = "few pictures, one turn"
@@ -72,7 +72,7 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
     journal = Journal(out, 0, ".parquet")
     workers = 1 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
     encoder = encoding.PictureEncoder(vqgan.to(device), device)
-    batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
+    batch, _ = encoding.choose_batch(device, DalleRun.of(run).vqgan.pixels)
     fields = encoding.fields_of(source)
     job = encoding.EncodingJob(source, run, fields=fields, batch=batch, workers=workers)
     done = encoding.encode(job, encoder, journal)
@@ -83,6 +83,7 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
 def beside(run: RunConfig, vqgan: Vqgan, pictures: int, turns: int, device: torch.device) -> tuple[float, float]:
     """Pictures per second of ours, and over those of the plain loop."""
     vqgan.to(device).eval()
+    pixels = DalleRun.of(run).vqgan.pixels
     made: set[int] = set()
     numbers = count()
 
@@ -99,7 +100,7 @@ def beside(run: RunConfig, vqgan: Vqgan, pictures: int, turns: int, device: torc
         rates = in_turns(
             {
                 "ours": lambda: rate(lambda out: ours(source, out, vqgan, run, device)),
-                "plain": lambda: rate(lambda out: plain_loop(source, out, vqgan, run.vqgan.pixels, device)),
+                "plain": lambda: rate(lambda out: plain_loop(source, out, vqgan, pixels, device)),
             },
             turns,
         )

@@ -119,8 +119,8 @@ class LocalTraining(Training):
                 member.renew(self._state)
                 for _ in range(steps):
                     gradients, loss, figures = self._gradients(batch := next(stream))
-                    assert member.add(gradients, len(batch.text), loss, figures)
-                    losses += float(loss) * len(batch.text) / samples
+                    assert member.add(gradients, len(batch), loss, figures)
+                    losses += float(loss) * len(batch) / samples
                 member.hold(buffer)
             average = self.average(self._buffers)
             self.travelled = travelling(self._buffers[0]), travelling(average)
@@ -169,8 +169,8 @@ def of_many(seed: int) -> tuple[float, float]:
 def loss_of(training: Training, model: Dalle, examples: Batch) -> float:
     """The mean loss of the shared parameters on these examples."""
     training.shared.copy_into(model)
-    pieces = [examples[start : start + 64] for start in range(0, len(examples.text), 64)]
-    return statistics.fmean(float(model.loss(piece.text, piece.image).total) for piece in pieces)
+    pieces = [examples[start : start + 64] for start in range(0, len(examples), 64)]
+    return statistics.fmean(float(model.loss(**piece.tensors).total) for piece in pieces)
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 from tt_cli.memory.calculator import reckon
 from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.trainer_account import trainer_need
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
 
 STEP = "testbed.memory_step"
 TOKENS, FEW_IDS, MANY_IDS = 384, 2000, 12000
@@ -121,6 +121,7 @@ def row_of_run(precision: str, budget: int, micro_batch: int, device: str) -> di
         "weights in half precision",
     )
     ours = sum(item.bytes for item in need.items if item.what in counted)
+    run = DalleRun.of(run)
     model = run.model
     vocab = run.tokenizer.vocab_size + model.text_length + run.vqgan.codebook_size
     as_architecture = Architecture(

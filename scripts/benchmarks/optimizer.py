@@ -125,7 +125,7 @@ def emoji(steps: int, batch: int) -> Iterator[Given]:
     for step in range(steps):
         now = next(examples)
         model.zero_grad()
-        model.loss(now.text, now.image).total.backward()
+        model.loss(**now.tensors).total.backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         rate = learning_rate(run.schedule, step)
         yield parameters, gradients, rate

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from testbed.peer import RandomExamples
+from testbed.peer import RandomTask
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import FamilyWatch
@@ -40,7 +40,6 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
-from tt_cli.task import task_of
 
 QUICK = "fewer sizes and steps"
 WAIT = 3000.0
@@ -146,15 +145,15 @@ def measure_probe(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     keep_freed_memory()
     told: list[Event] = []
-    device = choose_device(args.device, run.model, told.append)
-    room = check_room(run, device, None, args.memory)
-    task = task_of(run)
+    task = RandomTask(run)
+    device = choose_device(args.device, task, told.append)
+    room = check_room(task, device, None, args.memory)
     model = task.new_model()
     model.to(device.torch_device)
-    model.activation_budget = choose_activation_budget(run, device, room, told.append)
-    memory = RoomMemory(run, device, room, model.activation_budget)
+    model.activation_budget = choose_activation_budget(task, device, room, told.append)
+    memory = RoomMemory(task, device, room, model.activation_budget)
     step = MicroStep(task, model, device, None, None)  # type: ignore[arg-type]
-    compute = step.probe(RandomExamples(run, None, 0))  # type: ignore[arg-type]
+    compute = step.probe(task.examples(0))
     patient = device.kind == "cuda"
     target = run.swarm.target_batch_size
     began = time.perf_counter()

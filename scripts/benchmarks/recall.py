@@ -45,7 +45,7 @@ from tt_cli.draw.drawing import DrawingModels, DrawingSettings, draw
 from tt_cli.draw.recall import nearest_neighbour_score
 from tt_cli.draw.weights_source import find_checkpoint, load_models
 from tt_cli.model.sampling.code_choice import Sampling
-from tt_cli.run import load_run
+from tt_cli.run import DalleRun, load_run
 from tt_cli.run.checkpoint_names import BUILT_IN
 from tt_cli.task import task_of
 from tt_cli.task.built_in_weights import FILE
@@ -213,7 +213,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "heldout_untrained": alike["untrained"],
         "heldout_loss": heldout_loss[0],
         "heldout_bits_per_code": heldout_loss[1],
-        "bits_at_random": bits_per_code(run.vqgan.codebook_size),
+        "bits_at_random": bits_per_code(DalleRun.of(run).vqgan.codebook_size),
         "weights_mb": builtin.checked_file("emoji", FILE).stat().st_size / 1e6,
         "groups": groups,
         **run_history(),

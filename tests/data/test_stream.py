@@ -36,10 +36,10 @@ def captions(run: RunConfig, tokenizer: Tokenizer, seed: int, count: int, split:
 def test_every_caption_keeps_its_codes(tokenizer: Tokenizer) -> None:
     known = {example.caption: example.codes.tolist() for example in builtin.examples("emoji")}
     for batch in islice(ExampleStream(load_run("emoji"), tokenizer, seed=3).batches(50), 3):
-        assert batch.text.dtype == batch.image.dtype == torch.int64
-        assert batch.image.shape == (50, 64)
-        assert torch.equal(batch.text, tokenizer.encode(batch.captions))
-        assert batch.image.tolist() == [known[caption] for caption in batch.captions]
+        assert batch.tensors["text"].dtype == batch.tensors["image"].dtype == torch.int64
+        assert batch.tensors["image"].shape == (50, 64)
+        assert torch.equal(batch.tensors["text"], tokenizer.encode(batch.captions))
+        assert batch.tensors["image"].tolist() == [known[caption] for caption in batch.captions]
 
 
 @pytest.mark.parametrize("subset", [0, 100])
@@ -59,7 +59,7 @@ def test_an_epoch_has_every_example_once(tmp_path: Path, tokenizer: Tokenizer, s
     names: list[str] = []
     while len(names) < 90:
         batch = next(batches)
-        assert len(batch.captions) == len(batch.image) == size
+        assert len(batch.captions) == len(batch.tensors["image"]) == size
         names += batch.captions
     everything = Counter(example["caption"] for example in numbered(30))
     epochs = [names[start : start + 30] for start in (0, 30, 60)]

@@ -12,7 +12,7 @@ import pytest
 from testbed.fork_server import fork_server
 from testbed.namespaces import Network
 
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Phase, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
@@ -41,7 +41,7 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     )
     for part, values in changes.items():
         data[part].update(values)
-    return RunConfig.model_validate_json(json.dumps(data))
+    return DalleRun.model_validate_json(json.dumps(data))
 
 
 class PacedSwarm(LocalSwarm):

@@ -325,10 +325,9 @@ def test_what_the_user_wants_is_not_tried(tmp_path: Path) -> None:
 
 
 def test_a_few_examples_are_repeated() -> None:
-    few = Batch(torch.arange(6).view(3, 2), torch.arange(3).view(3, 1), ["a", "b", "c"])
-    assert repeated(few, 2).captions == ["a", "b"]
-    eight = repeated(few, 8)
-    assert eight.text.shape == (8, 2) and eight.image.flatten().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    few = Batch({"text": torch.arange(6).view(3, 2), "image": torch.arange(3).view(3, 1)})
+    eight = repeated(few, 8).tensors
+    assert eight["text"].shape == (8, 2) and eight["image"].flatten().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 # ------------------------------------------------------------------ when memory runs out
@@ -348,11 +347,11 @@ class Trainee:
         self.released, self.now = 0, 0.0
 
     def __call__(self, batch: Batch) -> None:
-        if len(batch.text) > self.fits:
+        if len(batch) > self.fits:
             self.run_out()
-        assert len(batch.text) == len(batch.image) == len(batch.captions)
-        self.seen += batch.text.flatten().tolist()
-        self.sizes.append(len(batch.text))
+        assert len(batch) == len(batch.tensors["image"]) == len(batch.captions)
+        self.seen += batch.tensors["text"].flatten().tolist()
+        self.sizes.append(len(batch))
 
     def release(self) -> None:
         self.released += 1
@@ -365,7 +364,8 @@ class Trainee:
 
 
 def batch_of(*examples: int) -> Batch:
-    return Batch(torch.tensor(examples).view(-1, 1), torch.tensor(examples).view(-1, 1), [str(x) for x in examples])
+    tensor = torch.tensor(examples).view(-1, 1)
+    return Batch({"text": tensor, "image": tensor}, [str(x) for x in examples])
 
 
 @pytest.mark.parametrize("run_out", [cuda_out_of_memory, cpu_out_of_memory])

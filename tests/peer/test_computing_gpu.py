@@ -70,6 +70,7 @@ def peer() -> Figures:
     from tt_cli.run import load_run
     from tt_cli.swarm.compression.codec import codec_of
     from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
+    from tt_cli.task import task_of
 
     run = load_run("emoji-demo").replaced({**SMALL, "model.depth": 2, "model.reversible": True})
     codec = codec_of(run)
@@ -86,7 +87,7 @@ def peer() -> Figures:
 
         told: Figures = {
             "device": (str(next(peer.model.parameters()).device), peer.device.dtype_name, peer.room.place),
-            "predicted": RoomMemory(run, peer.device, peer.room, 0).predicted(4) > 0,
+            "predicted": RoomMemory(task_of(run), peer.device, peer.room, 0).predicted(4) > 0,
             "first": gpu.counted(lambda: step(batch)),
             "second": gpu.counted(lambda: step(batch)),
         }

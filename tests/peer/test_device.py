@@ -15,8 +15,10 @@ from tt_cli.peer import device as room
 from tt_cli.peer.device import Hardware, choose_device, try_out
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Card, Choice, Event, Log
+from tt_cli.task import task_of
 
-MODEL = load_run("emoji-demo").model
+RUN = load_run("emoji-demo")
+MODEL = task_of(RUN)
 
 
 @dataclass
@@ -99,7 +101,7 @@ def test_a_gpu_trains_in_bf16_where_it_can(wanted: str | None, index: int) -> No
 def test_a_gpu_without_bf16(reversible: bool, precision: str) -> None:
     """fp16 only where gradients are scaled to its range: by the reversible trunk."""
     told: list[Event] = []
-    model = MODEL.model_copy(update={"reversible": reversible})
+    model = task_of(RUN.replaced({"model.reversible": reversible}))
     device = choose_device(None, model, told.append, machine((7, 5), (8, 0)))
     assert device.autocast == (torch.float16 if reversible else None)
     chosen = next(event for event in told if isinstance(event, Choice) and event.what == "precision")
@@ -112,7 +114,7 @@ def test_a_cpu_trains_in_bf16_where_it_multiplies_faster_in_it(
 ) -> None:
     monkeypatch.setattr(room, "_product_rate", lambda dim, dtype: faster if dtype == torch.bfloat16 else 1.0)
     told: list[Event] = []
-    device = choose_device(None, MODEL.model_copy(update={"dim": dim}), told.append, NO_GPU)
+    device = choose_device(None, task_of(RUN.replaced({"model.dim": dim})), told.append, NO_GPU)
     assert device.autocast == (torch.bfloat16 if precision == "bf16" else None)
     assert isinstance(told[1], Choice) and told[1].value == precision
     assert ("width 128" if dim == 128 else f"{faster} times as fast in bf16") in told[1].reason

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.memory import GIB, trainer_need
+from tt_cli.memory import GIB
 from tt_cli.model.allocator import DeviceMemory
 from tt_cli.peer import memory_budget
 from tt_cli.peer.device import Device
@@ -16,8 +16,9 @@ from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Choice, Event
 from tt_cli.supervisor.host_memory import HostMemory
+from tt_cli.task import task_of
 
-EMOJI, DALLE = load_run("emoji"), load_run("dalle")
+EMOJI, DALLE = task_of(load_run("emoji")), task_of(load_run("dalle"))
 CPU = Device(torch.device("cpu"), "a CPU", None)
 GPU = Device(torch.device("cuda", 0), "a GPU", torch.bfloat16)
 
@@ -119,7 +120,7 @@ def test_what_nothing_here_can_train_is_refused_before_it_is_loaded(free: dict[s
 def test_a_share_of_what_is_left_is_for_activations(free: dict[str, float]) -> None:
     told: list[Event] = []
     budget = choose_activation_budget(EMOJI, CPU, check_room(EMOJI, CPU, None, 4 * GIB), told.append)
-    assert budget == int(0.4 * (int(0.9 * 4 * GIB) - trainer_need(EMOJI, "cpu").host))
+    assert budget == int(0.4 * (int(0.9 * 4 * GIB) - EMOJI.need("cpu").host))
     assert isinstance(told[0], Choice) and "left beside the rest of the peer" in told[0].reason
 
 
@@ -127,6 +128,6 @@ def test_the_search_asks_for_this_run_on_this_device(free: dict[str, float]) -> 
     room = check_room(EMOJI, CPU, None, 4 * GIB)
     memory = RoomMemory(EMOJI, CPU, room, GIB)
     assert memory.limit == int(0.9 * 4 * GIB)
-    assert memory.predicted(8) == trainer_need(EMOJI, "cpu", micro_batch=8, budget=GIB).host
+    assert memory.predicted(8) == EMOJI.need("cpu", micro_batch=8, budget=GIB).host
     gpu = RoomMemory(EMOJI, GPU, check_room(EMOJI, GPU, None, None), GIB)
-    assert gpu.predicted(8) == trainer_need(EMOJI, "cuda", itemsize=2, micro_batch=8, budget=GIB).device
+    assert gpu.predicted(8) == EMOJI.need("cuda", itemsize=2, micro_batch=8, budget=GIB).device

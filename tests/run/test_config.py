@@ -387,3 +387,23 @@ def test_plain_http_takes_a_word_of_its_own(small: RunConfig, url: str) -> None:
         assert small.replaced({**changes, f"{part}.allow_http": True}).identity != ""
         for here in ("http://127.0.0.1:80", "http://localhost", "http://[::1]", "http://127.9.0.1"):
             small.replaced({key: here if value == url else value for key, value in changes.items()})
+
+
+def test_a_file_without_task_trains_dalle() -> None:
+    text = load_run("emoji").to_toml()
+    named = RunConfig.from_toml(f'[task]\nkind = "dalle"\n\n{text}', "x.toml")
+    assert named == load_run("emoji") and named.to_toml() == text and named.identity == load_run("emoji").identity
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ('kind = "dali"', r'task\.kind = "dali": must be dalle'),
+        ("kind = 3", r"task\.kind = 3: must be dalle"),
+        ("size = 3", r"task\.kind = unset: must be dalle"),
+        ('kind = "dalle"\nsize = 3', r"task: no such key"),
+    ],
+)
+def test_an_unknown_kind_is_named(task: str, words: str) -> None:
+    with pytest.raises(UsageError, match=rf"^x\.toml: {words}"):
+        RunConfig.from_toml(f"[task]\n{task}\n\n{load_run('emoji').to_toml()}", "x.toml")

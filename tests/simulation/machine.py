@@ -18,7 +18,7 @@ from simulation.network import Dht, Network, Node
 from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import Process, VirtualClock
 
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
@@ -52,7 +52,7 @@ class Key:
 key_of = functools.lru_cache(Key)
 
 
-class SimulatedRun(RunConfig):
+class SimulatedRun(DalleRun):
     """A run whose identity need not be computed at each look."""
 
     identity: ClassVar[str] = "simulated-00000000"  # type: ignore[misc]

@@ -206,7 +206,7 @@ def held_out_loss(run: RunConfig, parameters: dict[str, torch.Tensor]) -> float:
     for name, parameter in model.named_parameters():
         parameter.copy_(parameters[name])
     batch = next(ExampleStream(run, load_tokenizer(run), 0, split="heldout").batches(HELD_OUT))
-    return float(model.loss(batch.text, batch.image).total)
+    return float(model.loss(**batch.tensors).total)
 
 
 def first_loss(run: RunConfig) -> float:

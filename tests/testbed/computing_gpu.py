@@ -24,8 +24,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.peer.device import choose_device
 from tt_cli.peer.memory_budget import check_room, choose_activation_budget
 from tt_cli.peer.trained_state import TrainedState
@@ -257,13 +255,13 @@ class GpuPeer:
         self.shared = TrainedState(run, self.model, None)
         self.state, self.sums = LockedState(self.shared), Accumulator(list(self.shared.shapes()))
         self.about, self.epoch = types.SimpleNamespace(micro_batch=0), 0
-        self.device = choose_device(device, run.model, lambda event: None)
-        self.room = check_room(run, self.device, None, None)
+        self.device = choose_device(device, task, lambda event: None)
+        self.room = check_room(task, self.device, None, None)
         self.model.to(self.device.torch_device)
-        self.model.activation_budget = choose_activation_budget(run, self.device, self.room, lambda event: None)
+        self.model.activation_budget = choose_activation_budget(task, self.device, self.room, lambda event: None)
         collaboration: Any = self
         self.micro_step = MicroStep(task, self.model, self.device, collaboration, self.shared)
-        self.batch = next(ExampleStream(run, load_tokenizer(run), 0).batches(4))
+        self.batch = next(task.examples(0).batches(4))
 
     def step(self, *counted: Any) -> bool:
         """Count in, as `Collaboration.step` does."""

@@ -26,11 +26,12 @@ from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.peer import backup, trainer
 from tt_cli.peer.health import memory_watch
 from tt_cli.peer.health.lifelines import Lifelines
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.collaboration import Collaboration, NetworkAccess
 from tt_cli.swarm.compression import gradient_buffer
+from tt_cli.task.dalle_task import DalleTask
 
 WAIT_SECONDS = 0.1
 LOOK_SECONDS = 1.0  # how soon a peer in lockstep notices that it should leave
@@ -72,18 +73,28 @@ class Differences:
 class RandomExamples(ExampleStream):
     """Batches of the run's shapes without end, of no data."""
 
-    def __init__(self, run: RunConfig, *_: Any, **__: Any):
+    def __init__(self, run: DalleRun):
         self.run = run
 
     def close(self) -> None:
         """There is nothing to end."""
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        run = self.run
+        run = DalleRun.of(self.run)
         while True:
             text = torch.randint(1, run.tokenizer.vocab_size, (batch_size, run.model.text_length))
             image = torch.randint(0, run.vqgan.codebook_size, (batch_size, run.vqgan.grid**2))
-            yield Batch(text, image, [""] * batch_size)
+            yield Batch({"text": text, "image": image})
+
+
+class RandomTask(DalleTask):
+    """A run's task whose examples are these."""
+
+    def prepare(self) -> None:
+        """Nothing is read."""
+
+    def examples(self, seed: int, **more: Any) -> ExampleStream:
+        return RandomExamples(self.run)
 
 
 def different(mine: Differences, orders: Orders, news: threading.Condition) -> trainer.Parts:
@@ -131,7 +142,7 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
                 break_device(self.device.torch_device)
             losses = super()._backward(batch)
             if mine.short and self.collaboration.epoch + 1 >= mine.short["step"]:
-                if len(batch.text) > mine.short.get("fits", len(batch.text)):
+                if len(batch) > mine.short.get("fits", len(batch)):
                     torch.empty(1 << 60, dtype=torch.uint8)  # of the real allocator, amid the backward pass
                 leaked.append(b"x" * (mine.short.get("leak", 0) << 20))
             orders.leave.wait(max(0.0, due - time.monotonic()))
@@ -169,7 +180,7 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
     if mine.victim:
         collaboration = speaking_for(collaboration, mine.victim)
     if mine.random:
-        return trainer.Parts(DifferentMicroStep, collaboration, RandomExamples, lambda run: None)
+        return trainer.Parts(DifferentMicroStep, collaboration, RandomTask)
     return trainer.Parts(DifferentMicroStep, collaboration)
 
 

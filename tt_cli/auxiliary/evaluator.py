@@ -13,17 +13,18 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 
 from tt_cli import __version__
 from tt_cli.atomic_write import atomic_file
 from tt_cli.checkpoint.checkpoint_files import checkpoints_in, load, step_of
 from tt_cli.checkpoint.training_state import CheckpointError
-from tt_cli.data.examples import Example
-from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
-from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
+from tt_cli.data.examples import Batch
+from tt_cli.data.stream.subset import HELD_OUT
 from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw
 from tt_cli.draw.picture_files import text_chunks
 from tt_cli.errors import TTError, os_errors
@@ -33,7 +34,9 @@ from tt_cli.model.dalle import Dalle
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
+from tt_cli.task.dalle_task import DalleTask
 from tt_cli.task.picture_codec import load_vqgan
+from tt_cli.task.task import Task
 from tt_cli.terminal.format import plural
 
 SEED = 0
@@ -68,20 +71,22 @@ class Evaluator:
         self.activity = "waits for the first checkpoint"
 
     @cached_property
-    def _examples(self) -> list[Example]:
-        examples = heldout_examples(self._run, MOST_EXAMPLES)
-        if not examples:
+    def _heldout(self) -> list[Batch]:
+        batches = self._task.held_out(MOST_EXAMPLES, BATCH)
+        if not batches:
             splits = f"{', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
             self._tell(f"the data set {self._run.data.name} has no split {splits}: pictures only", "info")
-        return examples
+        return batches
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = load_tokenizer(self._run)
-        for prompt, read in cut_prompts(tokenizer, self._prompts).items():
-            cut = f'of "{prompt}" the model reads only the first {tokenizer.text_length} tokens: "{read}"'
-            self._tell(cut, "warning")
-        return tokenizer
+    def _task(self) -> Task[Any]:
+        task = task_of(self._run)
+        task.prepare()
+        if isinstance(task, DalleTask):
+            for prompt, read in cut_prompts(task.tokenizer, self._prompts).items():
+                cut = f'of "{prompt}" the model reads only the first {task.tokenizer.text_length} tokens: "{read}"'
+                self._tell(cut, "warning")
+        return task
 
     def look(self) -> bool:
         """Evaluate the newest checkpoint where that is due; whether it did.
@@ -112,20 +117,20 @@ class Evaluator:
         return last is None or step >= last + self._every or (ends and step > last)
 
     def _done(self, row: Row) -> bool:
-        return row["heldout_loss"] is not None if self._examples else bool(row["pictures"])
+        return row["heldout_loss"] is not None if self._heldout else bool(row["pictures"])
 
     def _evaluate(self, path: Path, at: float, size: int) -> bool:
         """Raises CheckpointError for one that cannot be used, or is gone."""
-        tokenizer, step = self._tokenizer, step_of(path)
+        task, step = self._task, step_of(path)
         self._heartbeat(f"evaluates step {step}")
         state = load(path)
         if (state.identity, state.step) != (self._run.identity, step):
             raise CheckpointError(f"{path} is of step {state.step} of the run {state.identity}")
         digest, parameters = state.digest(), state.parameters
         del state  # the optimizer's part is not needed
-        model = task_of(self._run).filled_model(parameters, str(path)).eval().requires_grad_(False)
-        loss = self._heldout_loss(model, tokenizer)
-        drawings = self._draw(model, tokenizer, step)
+        model = task.filled_model(parameters, str(path)).eval().requires_grad_(False)
+        loss = self._heldout_loss(model)
+        drawings = self._draw(task, model, step) if isinstance(task, DalleTask) else []
         if not any(step_of(other) >= step for other in checkpoints_in(self._checkpoints)):
             return False  # an organiser's order took the run back meanwhile
         files = self._save(drawings, step, digest)
@@ -138,25 +143,20 @@ class Evaluator:
         self._tell(self.activity, "info")
         return True
 
-    def _heldout_loss(self, model: Dalle, tokenizer: Tokenizer) -> float | None:
-        """Mean of `Dalle.loss` over the examples in nats, in float32; None without examples."""
-        total = 0.0
-        for first in range(0, len(self._examples), BATCH):
-            chosen = self._examples[first : first + BATCH]
-            text = tokenizer.encode([example.caption for example in chosen])
-            image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in chosen])
-            with torch.no_grad():
-                total += model.loss(text, image).total.item() * len(chosen)
-        return total / len(self._examples) if self._examples else None
+    def _heldout_loss(self, model: nn.Module) -> float | None:
+        """Mean of the task's loss over the examples in nats, in float32; None without examples."""
+        with torch.no_grad():
+            losses = [self._task.losses(model, batch)[0].item() * len(batch) for batch in self._heldout]
+        return sum(losses) / sum(map(len, self._heldout)) if losses else None
 
-    def _draw(self, model: Dalle, tokenizer: Tokenizer, step: int) -> list[Drawing]:
+    def _draw(self, task: DalleTask, model: Dalle, step: int) -> list[Drawing]:
         """One picture for each prompt; none without the VQGAN's weights, or the memory."""
 
         def progress(done: int, total: int) -> None:
             self._heartbeat(f"draws from step {step}, {done / total:.0%} done")
 
         try:
-            models = DrawingModels(self._run, model, load_vqgan(self._run), tokenizer)
+            models = DrawingModels(self._run, model, load_vqgan(self._run), task.tokenizer)
             settings = DrawingSettings(samples=1, sampling=Sampling(TEMPERATURE, top_p=TOP_P), seed=SEED)
             return draw(models, self._prompts, settings, on_progress=progress)
         except TTError as error:

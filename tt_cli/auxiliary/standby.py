@@ -13,10 +13,11 @@ from typing import Any, Self
 
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.errors import TTError
-from tt_cli.memory import shown, trainer_need
+from tt_cli.memory import shown
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Log, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory, host_memory
+from tt_cli.task import task_of
 
 PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
 AGAIN_SECONDS = 600.0  # after it could not be started
@@ -69,7 +70,7 @@ class Standby:
         who = "the only trainer is" if waiting == 1 else f"all {waiting} trainers are"
         why = f"{who} in client mode, so nobody can make a step"
         # at most: it computes no gradients
-        free, takes = self._memory(), trainer_need(self._run, "cpu").host
+        free, takes = self._memory(), task_of(self._run).need("cpu").host
         of = f"{shown(free.free)} of {free.whose}'s {shown(free.total)} free, it takes at most {shown(takes)}"
         if free.free < takes:
             self._tell(f"{why}, and no assistant is started by itself: {of}; --assist starts it all the same", "error")

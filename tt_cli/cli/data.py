@@ -79,7 +79,7 @@ def encode(
     from tt_cli.data.build import journal
     from tt_cli.data.build.picture_sources import open_source
     from tt_cli.draw.weights_source import torch_device
-    from tt_cli.run import load_run
+    from tt_cli.run import DalleRun, load_run
     from tt_cli.task.picture_codec import load_vqgan
 
     config = load_run(run)
@@ -91,7 +91,7 @@ def encode(
     journal.agree_on(out, job.settings(container))
     with closing(journal.Journal(out, job.share.index, f".{container}")) as work:
         encoder = encoding.PictureEncoder(load_vqgan(config).to(chosen), chosen)
-        fitting, reason = encoding.choose_batch(chosen, config.vqgan.pixels)
+        fitting, reason = encoding.choose_batch(chosen, DalleRun.of(config).vqgan.pixels)
         if batch:
             reason = f"{batch} pictures at a time, as --batch says"
         workers = workers or (max(1, min(16, len(os.sched_getaffinity(0)) - 1)) if chosen.type != "cpu" else 1)

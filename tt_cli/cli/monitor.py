@@ -101,9 +101,9 @@ def monitor(
         if mode != "live":
             follow(look, sys.stdout, mode, interval=interval, watch=watch)
             return
-        from tt_cli.model.dalle_config import DalleConfig
         from tt_cli.monitor.monitor_app import MonitorApp
         from tt_cli.monitor.watch import SwarmWatch
+        from tt_cli.task import task_of
 
         watching = SwarmWatch(
             run,
@@ -113,7 +113,7 @@ def monitor(
             source=source,
             page=page,
             folder=folders.run_folder(config),
-            flops=DalleConfig.from_run(config).flops_per_sample(),
+            flops=task_of(config).flops(),
         )
         with watching:
             MonitorApp(watching, interval).run()

@@ -36,14 +36,23 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """Text (b, text_length) int64, right-padded; image (b, n) int64; and the captions as they were."""
+    """Samples side by side: named tensors whose first dimension is samples. captions: each in words, for people.
 
-    text: torch.Tensor
-    image: torch.Tensor
-    captions: list[str]
+    A DALL-E's: text (b, text_length) int64, right-padded; image (b, n) int64.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    captions: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
 
     def __getitem__(self, some: slice) -> Batch:
-        return Batch(self.text[some], self.image[some], self.captions[some])
+        return Batch({name: tensor[some] for name, tensor in self.tensors.items()}, self.captions[some])
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.captions)
 
 
 class RowCounts(Counter[str]):

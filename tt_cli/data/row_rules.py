@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class RowRules:
     @classmethod
     def of(cls, run: RunConfig) -> RowRules:
         """Those of a run file."""
-        data = run.data
+        run, data = DalleRun.of(run), run.data
         return cls(
             name=data.name,
             filtered=data.source != "builtin",  # the built-in data were filtered when they were built

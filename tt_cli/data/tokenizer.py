@@ -13,7 +13,7 @@ from tt_cli.data import builtin
 from tt_cli.data.word_cache import Words
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 if TYPE_CHECKING:
     import tokenizers
@@ -62,6 +62,7 @@ def load_tokenizer(run: RunConfig) -> Tokenizer:
 
     Raises UsageError for an unknown name or a vocabulary that does not fit, TTError when it cannot be read.
     """
+    run = DalleRun.of(run)
     part = run.tokenizer
     if part.source == "builtin":
         path = builtin.checked_file(part.name, TOKENIZER_FILE)

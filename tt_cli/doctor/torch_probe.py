@@ -39,17 +39,19 @@ def main(wanted: str | None, run_file: str, hardware: Hardware | None = None) ->
         found["gpu_error"] = first_line(error)
     if not run_file:
         return found
-    from tt_cli.memory import shown, trainer_need
+    from tt_cli.memory import shown
     from tt_cli.peer.memory_budget import check_host, check_room
+    from tt_cli.task import task_of
 
     run = RunConfig.from_toml(run_file, "the run file")
+    task = task_of(run)
     self_test(codec_of(run))
-    found["state_bytes"] = sum(item.bytes for item in trainer_need(run, "cpu").items if item.what == "shared state")
+    found["state_bytes"] = sum(item.bytes for item in task.need("cpu").items if item.what == "shared state")
     try:
-        check_host(run, wanted, None)
-        device = choose_device(wanted, run.model, lambda event: None, hardware)
-        room = check_room(run, device, None, None)
-        need = trainer_need(run, device.kind, itemsize=device.itemsize)
+        check_host(task, wanted, None)
+        device = choose_device(wanted, task, lambda event: None, hardware)
+        room = check_room(task, device, None, None)
+        need = task.need(device.kind, itemsize=device.itemsize)
         takes = f"{shown(need.host)} of RAM" + (f" and {shown(need.device)} of GPU memory" if need.device else "")
         found["needs"] = f"it takes {takes} with one example at a time, and {room.in_words()}"
     except TTError as error:

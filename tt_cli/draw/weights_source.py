@@ -21,7 +21,6 @@ from tt_cli.checkpoint.checkpoint_files import load, newest
 from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published
 from tt_cli.checkpoint.training_state import received_state
-from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
@@ -30,6 +29,7 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import BUILT_IN, step_in
 from tt_cli.task import task_of
 from tt_cli.task.built_in_weights import built_in
+from tt_cli.task.dalle_task import DalleTask
 from tt_cli.task.picture_codec import load_vqgan
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     where = torch_device(device)
     if where.type == "cpu":
         keep_freed_memory()
-    task = task_of(source.run)
+    task = DalleTask(source.run)
     if source.published:
         from tt_cli.model.published_names import load_published
 
@@ -138,7 +138,7 @@ def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     else:
         model = task.filled_model(source.parameters, source.origin)
     decoder, vqgan = model.to(where).eval(), load_vqgan(source.run).to(where)
-    return DrawingModels(source.run, decoder, vqgan, load_tokenizer(source.run))
+    return DrawingModels(task.run, decoder, vqgan, task.tokenizer)
 
 
 def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> WeightsSource:

@@ -10,14 +10,14 @@ from tt_cli.memory.calculator import Answer
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.trainer_account import Kind, place_of, round_bytes, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 
 @dataclass
 class OfRun:
     """A run, where it is trained and how wide its products are (bytes); asked as `Known` is."""
 
-    run: RunConfig
+    run: DalleRun
     kind: Kind
     itemsize: int
     reasons: dict[str, str]
@@ -47,7 +47,7 @@ class OfRun:
             "model.tied_embeddings": False if question.untied else None,
             "swarm.compression": question.compression,
         }
-        run = run.replaced({key: value for key, value in changes.items() if value is not None})
+        run = DalleRun.of(run).replaced({key: value for key, value in changes.items() if value is not None})
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
             "optimizer": f"local steps of {local.inner} on the device, parameters alone shared: as the run's file says"

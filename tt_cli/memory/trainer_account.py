@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tt_cli.memory.activations import activations
+from tt_cli.memory.activations import Activations, activations
 from tt_cli.memory.byte_sizes import shown
 from tt_cli.model.dalle_config import DalleConfig
 
@@ -84,21 +84,28 @@ class Need:
 
 
 def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-    """Account for a training peer of this run at its worst moment.
+    """Account for a training peer of a DALL-E's run at its worst moment.
 
     itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
     trunk may keep for the backward pass.
     """
     decoder = DalleConfig.from_run(run)
-    sizes = decoder.tensor_sizes
-    parameters = sum(sizes)
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
+    items = peer_items(run, kind, decoder.tensor_sizes, decoder.matrix_sizes, computed)
+    return Need(items, micro_batch, budget)
+
+
+def peer_items(
+    run: RunConfig, kind: Kind, sizes: list[int], matrices: list[int], computed: Activations
+) -> tuple[MemoryComponent, ...]:
+    """All that a training peer takes. sizes: elements of the model's tensors; matrices: of those that are matrices."""
+    parameters = sum(sizes)
     state, inner = 4 * parameters, 0
     if run.optimizer.name == "local":  # on GPUs bitsandbytes' AdamW
         smallest, block = BITSANDBYTES if kind == "cuda" else (math.inf, 1)
         inner = moment_bytes(sizes, smallest, block)
         if run.optimizer.inner == "muon":  # one moment of a matrix, in fp32
-            inner += 4 * sum(decoder.matrix_sizes) - moment_bytes(decoder.matrix_sizes, smallest, block)
+            inner += 4 * sum(matrices) - moment_bytes(matrices, smallest, block)
     else:
         state += moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
     trained = [
@@ -122,7 +129,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     place = place_of(kind)
     items = [MemoryComponent(what, size, place) for what, size in trained]
     items += [MemoryComponent(what, size, "host") for what, size in host]
-    return Need((*items, *(CUDA if kind == "cuda" else ())), micro_batch, budget)
+    return (*items, *(CUDA if kind == "cuda" else ()))
 
 
 def round_items(sizes: list[int], encoded: int) -> list[tuple[str, int]]:

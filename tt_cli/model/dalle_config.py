@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 NOTHING, STREAM, ALL = 0, 1, 2  # what a layer of a reversible trunk keeps for the backward pass
 # Bytes of the widest activation of a branch that exist at once. On a CPU: within the cache, and below the size from
@@ -51,6 +50,7 @@ class DalleConfig:
     @classmethod
     def from_run(cls, run: RunConfig) -> Self:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
+        run = DalleRun.of(run)
         return cls(
             text_vocab=run.tokenizer.vocab_size,
             image_size=run.vqgan.grid,

@@ -14,6 +14,7 @@ from tt_cli.memory.gpus import GPUS, TYPICAL
 from tt_cli.memory.report import run_pace
 from tt_cli.memory.trainer_account import CHUNK
 from tt_cli.run import RunConfig
+from tt_cli.task import task_of
 from tt_cli.terminal.format import byte_count, duration, percent
 
 Members = tuple[int, float]
@@ -65,7 +66,7 @@ def suited(run: RunConfig, number: int, kept: int, members: Members) -> RunConfi
     they need."""
     if number:
         changes = _messages(kept, max(1, run.swarm.target_batch_size // (number * members[0])))
-        run = run.replaced(changes | {"schedule.peak_lr": float(f"{RATE * WIDTH / run.model.dim:.1e}")})
+        run = run.replaced(changes | {"schedule.peak_lr": float(f"{RATE * WIDTH / task_of(run).width:.1e}")})
     seconds = run_pace(run, *members).line
     timeout = max(run.swarm.averaging_timeout, min(3600.0, 60.0 * math.ceil(seconds / 30)))  # twice that
     return run.replaced({"swarm.averaging_timeout": timeout})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tt_cli.memory import GIB, shown, trainer_need
+from tt_cli.memory import GIB, shown
 from tt_cli.memory.gpus import USABLE
-from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
+from tt_cli.task import task_of
 
 DIM_HEAD = 64
 
@@ -92,9 +92,9 @@ def sized(size: Size, codes: str) -> RunConfig:
 
 def takes(run: RunConfig) -> Takes:
     """The account of a trainer of this run. Raises UsageError for a model that cannot be built."""
-    decoder = DalleConfig.from_run(run)
-    cpu, gpu = trainer_need(run, "cpu"), trainer_need(run, "cuda", itemsize=2)
-    return Takes(sum(decoder.tensor_sizes), decoder.effective_parameters, cpu.host, gpu.device, gpu.host)
+    task = task_of(run)
+    cpu, gpu = task.need("cpu"), task.need("cuda", itemsize=2)
+    return Takes(**task.sizes(), cpu_ram=cpu.host, gpu=gpu.device, gpu_ram=gpu.host)
 
 
 def nearest(dim: int, layers: int) -> Size:

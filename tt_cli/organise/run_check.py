@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tt_cli.auth.authority_client import AuthorityConnection, AuthorityUnreachable
 from tt_cli.auth.eligibility import UNGUARDED
@@ -25,11 +25,13 @@ from tt_cli.organise import averaging
 from tt_cli.organise.averaging import Members
 from tt_cli.organise.model_sizes import takes
 from tt_cli.organise.recipe import HOME
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import DalleRun, RunConfig, load_run
+from tt_cli.task import task_of
+from tt_cli.task.dalle_task import DalleTask
+from tt_cli.task.task import Task
 
 if TYPE_CHECKING:
     from tt_cli.data.examples import Batch
-    from tt_cli.data.tokenizer import Tokenizer
 
 DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
 ANSWER_SECONDS = 5.0
@@ -48,17 +50,21 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
     yield Check("run file", "pass", f"every field is as it must be; its identity is {run.identity}")
     if (home := Path(name).parent / HOME / "runs").is_dir():
         yield keys(run, home)
-    tokenizer, check = _tried("tokenizer", lambda: _tokenizer(run), "check [tokenizer]")
-    yield check
-    batch = None
+    task, batch = task_of(run), None
+    readable: bool | None = True
+    if isinstance(task, DalleTask):
+        readable, check = _tried("tokenizer", lambda: _tokenizer(task), "check [tokenizer]")
+        yield check
     check = Check("data", "fail", "not opened: there is no tokenizer for the captions", "correct that first")
-    if tokenizer is not None:
-        batch, check = _tried("data", lambda: within(DATA_SECONDS, lambda: _first(run, tokenizer)), "check [data]")
+    if readable:
+        batch, check = _tried("data", lambda: within(DATA_SECONDS, lambda: _first(task)), "check [data]")
     yield check
-    yield _tried("VQGAN", lambda: _vqgan(run, batch), "check [vqgan]; training goes without it, drawing does not")[1]
+    if isinstance(task, DalleTask):
+        fix = "check [vqgan]; training goes without it, drawing does not"
+        yield _tried("VQGAN", lambda: _vqgan(task.run, batch), fix)[1]
     fits, check = _tried("model", lambda: (True, takes(run).in_words()), "check [model]")
     yield check
-    if fits:
+    if fits and isinstance(run, DalleRun):
         yield lines(run, members)
     if run.peers.initial or peers:
         yield reachable(list(peers) or run.peers.initial, name)
@@ -150,33 +156,30 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
     return outcome.result()
 
 
-def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
-    from tt_cli.data.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(run)
+def _tokenizer(task: DalleTask) -> tuple[bool, str]:
+    tokenizer = task.tokenizer
     ids = tokenizer.encode([PROMPT])[0]
     used = int((ids != tokenizer.pad_id).sum())
-    return tokenizer, f'{run.tokenizer.name}, {tokenizer.vocab_size:,} ids; "{PROMPT}" is {used} of them'
+    return True, f'{task.run.tokenizer.name}, {tokenizer.vocab_size:,} ids; "{PROMPT}" is {used} of them'
 
 
-def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
-    from tt_cli.data.stream.example_stream import ExampleStream
-
+def _first(task: Task[Any]) -> tuple[Batch, str]:
+    task.prepare()
     started = time.monotonic()
-    with closing(ExampleStream(run, tokenizer, seed=0)) as stream:
+    with closing(task.examples(seed=0)) as stream:
         batch = next(stream.batches(1))
-    caption = "".join(letter if letter.isprintable() else " " for letter in batch.captions[0])[:60]
-    details = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
+    caption = "".join(letter if letter.isprintable() else " " for letter in next(iter(batch.captions), "…"))[:60]
+    details = f'{task.run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
     return batch, f"{details} ({stream.counts.in_words()})" if stream.counts.problems() else details
 
 
-def _vqgan(run: RunConfig, batch: Batch | None) -> tuple[object, str]:
+def _vqgan(run: DalleRun, batch: Batch | None) -> tuple[object, str]:
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
     vqgan = load_vqgan(run)
     details = f"{run.vqgan.name}, {run.vqgan.codebook_size:,} codes"
     if batch is not None:
-        height, width = decode_pictures(vqgan, batch.image)[0].shape[:2]
+        height, width = decode_pictures(vqgan, batch.tensors["image"])[0].shape[:2]
         details += f"; it drew that example, {width} x {height} pixels"
     return vqgan, details
 
@@ -190,19 +193,18 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     from tt_cli.peer.device import choose_device
     from tt_cli.peer.local_steps import inner_optimizers
     from tt_cli.peer.memory_budget import check_host, check_room
-    from tt_cli.task import task_of
 
-    check_host(run, wanted, None)
-    device = choose_device(wanted, run.model, lambda event: None)
-    check_room(run, device, None, None)
     task = task_of(run)
+    check_host(task, wanted, None)
+    device = choose_device(wanted, task, lambda event: None)
+    check_room(task, device, None, None)
     model = task.new_model()
     on_cpu = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.to(device.torch_device)
 
     def loss() -> torch.Tensor:
         with device.precision():
-            return task.loss(model, batch, device.torch_device).total
+            return task.losses(model, batch.to(device.torch_device))[0]
 
     started = time.monotonic()
     before = loss()

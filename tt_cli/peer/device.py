@@ -20,10 +20,10 @@ from tt_cli.errors import UsageError, first_line
 from tt_cli.memory import Kind
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.run.sections import ModelPart
 from tt_cli.supervisor.events import Card, Choice, Emit, Log
 from tt_cli.supervisor.household.sensors import nvidia_driver
 from tt_cli.supervisor.processes import release_freed_memory
+from tt_cli.task.task import Task
 
 SMALL_DIM = 512  # below this width a CPU spends too little in matrix products for their precision to matter
 MUCH_FASTER = 1.5
@@ -154,15 +154,15 @@ class Hardware:
         return f"{needs}: update the driver to {least} or newer, or install torch for an older CUDA: {OLDER_CUDA}"
 
 
-def choose_device(wanted: str | None, model: ModelPart, emit: Emit, hardware: Hardware = Hardware()) -> Device:
-    """The device the user named, else the first GPU that works, else the CPU; its precision for this model.
+def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Hardware = Hardware()) -> Device:
+    """The device the user named, else the first GPU that works, else the CPU; its precision for this task's model.
 
     Raises UsageError for a device that is not there, or that does not work.
     """
     named = _named(wanted, hardware) if wanted else None
     skipped = ""
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
-        (autocast, precision), name = hardware.precision(device, model.reversible), hardware.name(device)
+        (autocast, precision), name = hardware.precision(device, task.reversible), hardware.name(device)
         if not (fault := hardware.fault(device, autocast or torch.float32)):
             if device.type == "cuda" and not hardware.hip_version:
                 emit(Card(f"GPU-{hardware.cuda.get_device_properties(device).uuid}"))
@@ -175,7 +175,7 @@ def choose_device(wanted: str | None, model: ModelPart, emit: Emit, hardware: Ha
     if not named and not skipped and (hidden := hardware.hidden()):
         emit(Log(f"training on the CPU: {hidden}", "warning"))
     reason = f"--device {wanted}" if named else f"no GPU{skipped or ' that torch can use'}"
-    autocast, precision = _precision_of_cpu(model.dim)
+    autocast, precision = _precision_of_cpu(task.width)
     cpu = Device(torch.device("cpu"), f"CPU, {torch.get_num_threads()} threads", autocast)
     return _chosen(cpu, reason, precision, emit)
 

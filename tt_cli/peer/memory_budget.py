@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.memory import CUDA_ON_DEVICE, Kind, Need, Place, shown, trainer_need
+from tt_cli.memory import CUDA_ON_DEVICE, Kind, Need, Place, shown
 from tt_cli.model.allocator import device_memory
 from tt_cli.peer.device import Device, release_memory
-from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.supervisor.host_memory import HostMemory, family_memory, host_memory
+from tt_cli.task.task import Task
 
 HEADROOM = {"host": 0.2, "device": 0.1}  # of what is free: left to desktops and other programs
 PLANNED = 0.9  # of --memory; the rest is for what no account foresees
@@ -75,7 +76,7 @@ def _room(place: Place, own: int, there: HostMemory, memory: int | None) -> Room
     return Room(place, min(own + there.free, allowed), planned, there.free, there.total, there.whose, memory)
 
 
-def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
+def check_host(task: Task[Any], wanted: str | None, memory: int | None) -> None:
     """Refuse, before anything is loaded, what no device of this machine could train in its RAM.
 
     Must not touch CUDA: processes are still to be forked. Raises TTError.
@@ -83,13 +84,13 @@ def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
     gpu_built = torch.version.cuda is not None or torch.version.hip is not None
     kinds: list[Kind] = ["cpu", "cuda"] if gpu_built and wanted != "cpu" else ["cpu"]
     room = host_room(memory)
-    need = min((trainer_need(run, kind) for kind in kinds), key=lambda need: need.host)
+    need = min((task.need(kind) for kind in kinds), key=lambda need: need.host)
     if need.host > room.most:
-        raise refusal(run, need, room)
+        raise refusal(task, need, room)
 
 
 def check_room(
-    run: RunConfig, device: Device, wanted: int | None, memory: int | None, gpu_memory: int | None = None
+    task: Task[Any], device: Device, wanted: int | None, memory: int | None, gpu_memory: int | None = None
 ) -> Room:
     """The room on the chosen device. Raises TTError where one example (or --batch-size) does not fit.
 
@@ -97,10 +98,10 @@ def check_room(
     """
     host = host_room(memory)
     room = host if device.kind == "cpu" else gpu_room(device, gpu_memory)
-    need = trainer_need(run, device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
+    need = task.need(device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
     for taken in (host, room):
         if taken.taken_by(need) > taken.most:
-            raise refusal(run, need, taken)
+            raise refusal(task, need, taken)
     if room.place == "device":
         most = max(room.taken_by(need), room.usual if gpu_memory is None else room.most)
         share = min(1.0, max(0, most - CUDA_ON_DEVICE) / room.total)
@@ -109,7 +110,7 @@ def check_room(
     return room
 
 
-def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
+def refusal(task: Task[Any], need: Need, room: Room) -> TTError:
     """One line: what it needs, what there is, what would make it fit."""
     fixes, taken = [], room.taken_by(need)
     if room.memory is not None and taken <= room.total and room.memory < taken:
@@ -118,21 +119,21 @@ def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
         fixes.append("close other programs")
     if need.micro_batch > 1:
         fixes.append("give --batch-size 1, or leave it out")
-    if room.place == "device" and trainer_need(run, "cpu").host <= host_room(None).most:
+    if room.place == "device" and task.need("cpu").host <= host_room(None).most:
         fixes.append("give --device cpu")
     if not fixes:
         fixes.append(f"it takes a machine with {shown(taken)} free")
     examples = f"with {need.micro_batch} example{'s' if need.micro_batch > 1 else ''} at a time"
     kind = UsageError if room.memory is not None or need.micro_batch > 1 else TTError
     return kind(
-        f"{run.run.name} needs {shown(taken)} of {'GPU memory' if room.place == 'device' else 'RAM'} {examples} "
+        f"{task.run.run.name} needs {shown(taken)} of {'GPU memory' if room.place == 'device' else 'RAM'} {examples} "
         f"({need.in_words(room.place)}), and {room.in_words()}: {' or '.join(fixes)}"
     )
 
 
-def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: Emit) -> int:
+def choose_activation_budget(task: Task[Any], device: Device, room: Room, emit: Emit) -> int:
     """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
-    least = trainer_need(run, device.kind, itemsize=device.itemsize)
+    least = task.need(device.kind, itemsize=device.itemsize)
     rest = max(0, room.usual - room.taken_by(least))
     share = ACTIVATION_SHARE[device.kind]
     reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; others are computed again"
@@ -146,8 +147,8 @@ class RoomMemory:
     budget: activations to keep. limit: all that the peer may take.
     """
 
-    def __init__(self, run: RunConfig, device: Device, room: Room, budget: int):
-        self._run, self._device, self._room, self._budget = run, device, room, budget
+    def __init__(self, task: Task[Any], device: Device, room: Room, budget: int):
+        self._task, self._device, self._room, self._budget = task, device, room, budget
         self.limit = room.usual
 
     def predicted(self, size: int) -> int:
@@ -157,7 +158,7 @@ class RoomMemory:
     def need(self, size: int) -> Need:
         """All that it takes by the memory model."""
         kind, itemsize = self._device.kind, self._device.itemsize
-        return trainer_need(self._run, kind, itemsize=itemsize, micro_batch=size, budget=self._budget)
+        return self._task.need(kind, itemsize=itemsize, micro_batch=size, budget=self._budget)
 
     def measured(self) -> int:
         """The most that it has taken so far; on a CPU what the family takes now: freed memory stays with it."""

@@ -340,10 +340,10 @@ class MicroBatches:
         if self.now < self.size and self._clock() > self._changed_at + CALM_SECONDS:
             self._change(min(self.size, 2 * self.now), "an hour without running out of memory", "info")
         start = 0
-        while start < len(batch.text):
+        while start < len(batch):
             piece = batch[start : start + self.now]
             if attempt(partial(self._step, piece))[1]:
-                self.halve(f"memory ran out on {self._step.device.name} with {len(piece.text)}")
+                self.halve(f"memory ran out on {self._step.device.name} with {len(piece)}")
             else:
                 start += self.now
 
@@ -366,5 +366,5 @@ class MicroBatches:
 
 def repeated(few: Batch, size: int) -> Batch:
     """So many examples to try out, from a few."""
-    times = -(-size // len(few.text))
-    return Batch(few.text.repeat(times, 1), few.image.repeat(times, 1), few.captions * times)[:size]
+    times = -(-size // len(few))
+    return Batch({name: torch.cat([tensor] * times) for name, tensor in few.tensors.items()})[:size]

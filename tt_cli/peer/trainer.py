@@ -12,12 +12,10 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from tt_cli.data.examples import Batch
-from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.allocator import attempt, keep_freed_memory
-from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device, release_memory
@@ -46,7 +44,7 @@ from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
-from tt_cli.task.dalle_task import DalleTask
+from tt_cli.task.task import Examples, Task
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -72,17 +70,17 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     parts = parts or Parts()
     opts = TrainerOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
+    task = parts.task(run)
     emit = observed = ObservedEmit(emit)
     emit(Phase("starting", "loading the model and the data"))
-    check_host(run, opts.device, opts.memory)
+    check_host(task, opts.device, opts.memory)
     if opts.threads:
         torch.set_num_threads(opts.threads)
     prepare_arithmetic(run, emit)
-    tokenizer = parts.tokenizer(run)
+    task.prepare()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
     workers = min(COMPILE_WORKERS, opts.threads or len(os.sched_getaffinity(0)))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
-    task = task_of(run)
     model = task.new_model()
     with torch.no_grad():
         move_into_mapping(dict(model.named_parameters()))
@@ -98,9 +96,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, part)
         collaboration = closing.enter_context(taking_part)
         collaboration.round_log.slow_line(collaboration.averager.slow_line())
-        stream = parts.examples(
-            run,
-            tokenizer,
+        stream = task.examples(
             backups.choose_seed(opts.seed),
             peer=peer.identity.peer_id,
             folder=folder,
@@ -110,14 +106,14 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         closing.callback(stream.close)
         # after the forks: their processes must never touch CUDA, and give back what they free
         keep_freed_memory()
-        device = choose_device(opts.device, run.model, emit)
-        room = check_room(run, device, opts.batch_size, opts.memory, opts.gpu_memory)
+        device = choose_device(opts.device, task, emit)
+        room = check_room(task, device, opts.batch_size, opts.memory, opts.gpu_memory)
         model.to(device.torch_device)
-        if run.model.reversible:
-            model.activation_budget = choose_activation_budget(run, device, room, emit)
+        budget = choose_activation_budget(task, device, room, emit) if task.reversible else 0
+        task.keep(model, budget)
         _allow_compiling(task.sizes()["effective"], device, emit)
         step = parts.micro_step(task, model, device, collaboration, shared, local)
-        memory = RoomMemory(run, device, room, model.activation_budget)
+        memory = RoomMemory(task, device, room, budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
         step.release()  # what trying sizes out has left
         emit(Choice("elementwise kernels", *fusion.reason()))
@@ -155,7 +151,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
 
 
 def _choose_size(
-    run: RunConfig, opts: TrainerOptions, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
+    run: RunConfig, opts: TrainerOptions, step: MicroStep, memory: RoomMemory, stream: Examples, emit: Emit
 ) -> int:
     device, target, compute = step.device, run.swarm.target_batch_size, step.probe(stream)
     most = _most_at_a_time(run)
@@ -196,8 +192,8 @@ class MicroStep:
 
     def __init__(
         self,
-        task: DalleTask,
-        model: Dalle,
+        task: Task[Any],
+        model: nn.Module,
         device: Device,
         collaboration: Collaboration,
         shared: TrainedState,
@@ -207,7 +203,7 @@ class MicroStep:
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = dict(model.named_parameters())
 
-    def probe(self, stream: ExampleStream) -> Callable[[int], None]:
+    def probe(self, stream: Examples) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
         sums, few = Accumulator(list(self._parameters)), cache(lambda: next(stream.batches(FEW_EXAMPLES)))
 
@@ -230,7 +226,7 @@ class MicroStep:
             with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
         loss, figures = self._backward(batch)
-        return self.collaboration.step(self.gradients(), len(batch.text), loss, figures)
+        return self.collaboration.step(self.gradients(), len(batch), loss, figures)
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
@@ -250,9 +246,9 @@ class MicroStep:
         for parameter in self._parameters.values():
             parameter.grad = None
         with self.device.precision():
-            losses = self.task.loss(self.model, batch, self.device.torch_device)
-        losses.total.backward()
-        return losses.total.detach(), losses.figures()
+            loss, figures = self.task.losses(self.model, batch.to(self.device.torch_device))
+        loss.backward()
+        return loss.detach(), figures
 
 
 @dataclass(frozen=True)
@@ -261,8 +257,7 @@ class Parts:
 
     micro_step: type[MicroStep] = MicroStep
     collaboration: type[Collaboration] = Collaboration
-    examples: type[ExampleStream] = ExampleStream
-    tokenizer: Callable[[RunConfig], Any] = load_tokenizer
+    task: Callable[[RunConfig], Task[Any]] = task_of
     start_dht: Callable[..., tuple[Any, bool]] = start_reachable_dht
 
 
@@ -271,7 +266,7 @@ def _train(
     batches: MicroBatches,
     memory_watch: MemoryWatch,
     watchdog: ProgressWatchdog,
-    stream: ExampleStream,
+    stream: Examples,
     backups: Backups,
     orders: Orders,
 ) -> None:

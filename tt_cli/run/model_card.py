@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from tt_cli.run.checkpoint_names import name_of
-from tt_cli.run.run_config import RunConfig
+from tt_cli.run.run_config import DalleRun, RunConfig
 from tt_cli.run.run_source import RUN_FILE
 
 BEGIN, END = "<!-- checkpoints -->", "<!-- end of checkpoints -->"
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- checkpoints -->", "<!-- end of checkpoints -->"
 
 def card(run: RunConfig, published: Mapping[int, float | None] | None = None) -> str:
     """Markdown with the Hub's metadata. published: see `with_checkpoints`."""
-    name = run.checkpoints.repository or RUN_FILE
+    run, name = DalleRun.of(run), run.checkpoints.repository or RUN_FILE
     lines = ["---", "library_name: tt", "pipeline_tag: text-to-image", "tags:", "- collaborative-training"]
     if run.data.source == "hub" and not run.data.name.startswith("/"):
         lines += ["datasets:", f"- {json.dumps(run.data.name)}"]

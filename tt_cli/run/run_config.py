@@ -3,6 +3,7 @@
 Notable:
 - a run's identity is its name and a short hash of every field that changes training, so that peers with
   unlike settings never meet on the DHT;
+- what is trained is the run's kind, `[task] kind`: a class each, with its tables beside the common ones;
 - what a person got wrong is one line: file, key, value, what is allowed.
 """
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from tt_cli.errors import UsageError
 from tt_cli.run import sections
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
@@ -23,12 +25,16 @@ PROTOCOL = 6
 
 
 class RunConfig(sections.Section):
-    """Everything that says what a run is. Frozen; two equal run files give equal objects."""
+    """Everything that says what a run is. Frozen; two equal run files give equal objects.
+
+    A subclass is a kind of run: its `kind`, where its task is ("module:Class", see tt_cli.task), and tables of its own.
+    """
+
+    kind: ClassVar[str]
+    task_class: ClassVar[str]
+    kinds: ClassVar[dict[str, type[RunConfig]]] = {}
 
     run: sections.RunPart
-    model: sections.ModelPart
-    tokenizer: sections.TokenizerPart
-    vqgan: sections.VqganPart
     data: sections.DataPart
     optimizer: Annotated[
         sections.OptimizerPart | sections.LocalPart,
@@ -40,6 +46,26 @@ class RunConfig(sections.Section):
     membership: sections.MembershipPart = Field(default_factory=sections.MembershipPart)
     checkpoints: sections.CheckpointsPart = Field(default_factory=sections.CheckpointsPart)
     peers: sections.PeersPart = Field(default_factory=sections.PeersPart)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if "kind" in vars(cls):
+            cls.kinds[cls.kind] = cls
+
+    @classmethod
+    def tables(cls) -> list[str]:
+        """The names of tables in a run file's order: [run], those of its kind, those that all kinds have."""
+        return sorted(cls.model_fields, key=lambda name: (name != "run", name in RunConfig.model_fields))
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Self:
+        """The run, which must be of this kind. Raises UsageError."""
+        if not isinstance(run, cls):
+            raise UsageError(f"run {run.run.name} is of kind {run.kind}, and this is for runs of kind {cls.kind}")
+        return run
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        return ((name, getattr(self, name)) for name in self.tables())
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -73,7 +99,7 @@ class RunConfig(sections.Section):
             if trained and value != theirs.get(key)
         ]
 
-    def replaced(self, changes: Mapping[str, Any]) -> RunConfig:
+    def replaced(self, changes: Mapping[str, Any]) -> Self:
         """Return this run with some fields changed and all checks made again.
 
         `changes` maps dotted keys to values, or a part's name to all of it: {"run.name": "mine", "data.subset": 200}.
@@ -86,7 +112,7 @@ class RunConfig(sections.Section):
                 content.setdefault(part, {})[field] = value
             else:
                 content[part] = value
-        return self._checked(content, f"run {self.run.name}")
+        return self.of(self._checked(content, f"run {self.run.name}"))
 
     def to_toml(self) -> str:
         """Return a complete run file; defaults are written out, so a later default changes nothing in it."""
@@ -106,10 +132,16 @@ class RunConfig(sections.Section):
 
     @classmethod
     def _checked(cls, content: dict[str, Any], origin: str) -> RunConfig:
+        task = content.get("task", {"kind": DalleRun.kind})
+        given = task.get("kind") if isinstance(task, dict) else task
+        kind = next((kind for name, kind in cls.kinds.items() if name == given), None)
+        if kind is None:
+            raise UsageError(f"{origin}: task.kind = {_shown(given)}: must be {' or '.join(cls.kinds)}")
+        kind = cls if issubclass(cls, kind) else kind
         try:
-            return cls.model_validate(content)
+            return kind.model_validate(content)
         except ValidationError as error:
-            raise wrong_value(cls, error, origin) from None
+            raise wrong_value(kind, error, origin, kind.tables()) from None
 
     def _fields(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield (dotted key, value, whether it changes training) for every field."""
@@ -117,6 +149,23 @@ class RunConfig(sections.Section):
             for field, value in part:
                 trained = type(part).model_fields[field].json_schema_extra is None  # as Untrained() has it
                 yield f"{name}.{field}", value + 0.0 if isinstance(value, float) else value, trained
+
+
+class DalleRun(RunConfig):
+    """The run of a text-to-image transformer; the kind of files without [task]."""
+
+    kind = "dalle"
+    task_class = "tt_cli.task.dalle_task:DalleTask"
+
+    model: sections.ModelPart
+    tokenizer: sections.TokenizerPart
+    vqgan: sections.VqganPart
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, content: Any) -> Any:
+        """The same run with [task] or without."""
+        return {name: table for name, table in content.items() if (name, table) != ("task", {"kind": cls.kind})}
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -55,9 +56,12 @@ def toml_value(value: str | bool | int | float | list[Any]) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def wrong_value(model: type[BaseModel], error: ValidationError, origin: str) -> UsageError:
-    """Turn pydantic's findings into one line: file, key, value, what is allowed."""
-    findings = error.errors(include_url=False)
+def wrong_value(model: type[BaseModel], error: ValidationError, origin: str, order: Sequence[str] = ()) -> UsageError:
+    """Turn pydantic's findings into one line: file, key, value, what is allowed. order: of tables in the file."""
+    places = {name: place for place, name in enumerate(order)}
+    findings = sorted(
+        error.errors(include_url=False), key=lambda found: places.get(str(*found["loc"][:1]), len(places))
+    )
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return UsageError(f"{origin}: {_finding(model, findings[0])}{more}")
 

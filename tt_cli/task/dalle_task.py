@@ -2,62 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from tt_cli.data.examples import Batch
-from tt_cli.errors import TTError
-from tt_cli.model.dalle import Dalle
+from tt_cli.memory import Kind, Need, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.model.losses import Losses
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
+from tt_cli.task.task import Losses, Task
+
+if TYPE_CHECKING:
+    from tt_cli.data.examples import Batch
+    from tt_cli.data.stream.example_stream import ExampleStream
+    from tt_cli.data.tokenizer import Tokenizer
+    from tt_cli.model.dalle import Dalle
 
 
-@dataclass(frozen=True)
-class DalleTask:
-    """The training task of `run`. All that knows of DALL-E, beside drawing and the memory account, is here."""
+class DalleTask(Task["Dalle"]):
+    """The training task of a DALL-E's run. All that knows of it, beside drawing and the memory account, is here."""
 
-    run: RunConfig
+    def __init__(self, run: RunConfig) -> None:
+        self.run: DalleRun = DalleRun.of(run)
 
-    def new_model(self) -> Dalle:
-        """The model with the run's first weights, which its seed decides."""
-        return Dalle(DalleConfig.from_run(self.run), seed=self.run.run.seed)
+    @cached_property
+    def _config(self) -> DalleConfig:
+        return DalleConfig.from_run(self.run)
 
-    def unfilled_model(self, device: str = "cpu") -> Dalle:
-        """The model for weights that come from elsewhere; on "meta", its names and shapes alone."""
-        with torch.device(device):
-            return Dalle(DalleConfig.from_run(self.run), seed=None)
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run file names. Raises TTError."""
+        from tt_cli.data.tokenizer import load_tokenizer
 
-    def filled_model(self, parameters: Mapping[str, Tensor], origin: str) -> Dalle:
-        """The model with a checkpoint's parameters. Raises TTError if they do not fit."""
-        self.check_fit(parameters, origin)
-        model = self.unfilled_model()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(parameters[name])
-        return model
+        return load_tokenizer(self.run)
 
-    def check_fit(self, parameters: Mapping[str, Tensor], origin: str) -> None:
-        """Raises TTError where names or shapes differ from the model's. origin: begins the error."""
-        shapes = {name: tensor.shape for name, tensor in parameters.items()}
-        if unlike := sorted({name for name, _ in shapes.items() ^ self.shapes().items()}):
-            raise TTError(
-                f"{origin} does not fit the run file inside it: {len(unlike)} tensors differ, such as "
-                f"{unlike[0]}; it was written by another version of tt, or changed"
-            )
+    @property
+    def width(self) -> int:
+        return self.run.model.dim
 
-    def shapes(self) -> dict[str, torch.Size]:
-        """Parameter name → shape, in the model's order."""
-        return {name: parameter.shape for name, parameter in self.unfilled_model("meta").named_parameters()}
+    @property
+    def reversible(self) -> bool:
+        return self.run.model.reversible
+
+    def keep(self, model: Dalle, budget: int) -> None:
+        model.activation_budget = budget
+
+    def prepare(self) -> None:
+        self.tokenizer  # noqa: B018
+
+    def model(self, seed: int | None) -> Dalle:
+        from tt_cli.model.dalle import Dalle
+
+        return Dalle(self._config, seed=seed)
+
+    def examples(self, seed: int, **more: Any) -> ExampleStream:
+        from tt_cli.data.stream.example_stream import ExampleStream
+
+        return ExampleStream(self.run, self.tokenizer, seed, **more)
+
+    def held_out(self, most: int, size: int) -> list[Batch]:
+        from tt_cli.data.stream.example_stream import batch_of
+        from tt_cli.data.stream.subset import heldout_examples
+
+        examples = heldout_examples(self.run, most)
+        pairs = [(example.caption, example.codes) for example in examples]
+        return [batch_of(self.tokenizer, pairs[first : first + size]) for first in range(0, len(pairs), size)]
+
+    def losses(self, model: Dalle, batch: Batch) -> Losses:
+        losses = model.loss(**batch.tensors)
+        return losses.total, losses.figures()
+
+    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
+        return trainer_need(self.run, kind, itemsize=itemsize, micro_batch=micro_batch, budget=budget)
+
+    def flops(self) -> int:
+        return self._config.flops_per_sample()
 
     def sizes(self) -> dict[str, int]:
-        """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
-        config = DalleConfig.from_run(self.run)
-        return {"parameters": sum(config.tensor_sizes), "effective": config.effective_parameters}
-
-    def loss(self, model: Dalle, batch: Batch, device: torch.device) -> Losses:
-        """The loss to train on (`total`), differentiable, and the figures that go with it (`figures()`)."""
-        return model.loss(batch.text.to(device), batch.image.to(device))
+        return {"parameters": sum(self._config.tensor_sizes), "effective": self._config.effective_parameters}

@@ -15,7 +15,7 @@ from tt_cli.data import builtin
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
 from tt_cli.model.vqgan import PUBLISHED, Vqgan, VqganConfig
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 BUILTIN_WEIGHTS = "vqgan.safetensors"
 BUILTIN_CONFIG = "vqgan.json"
@@ -27,7 +27,7 @@ def load_vqgan(run: RunConfig) -> Vqgan:
     From the Hub come the published f8 architecture's weights, as safetensors or as a Lightning checkpoint. Raises
     UsageError if the weights are of another size than the run file says, TTError if they cannot be read.
     """
-    part = run.vqgan
+    part = DalleRun.of(run).vqgan
     if part.source == "builtin":
         weights = builtin.checked_file(part.name, BUILTIN_WEIGHTS)
         config = _read_config(builtin.checked_file(part.name, BUILTIN_CONFIG))

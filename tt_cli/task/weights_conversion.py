@@ -17,7 +17,7 @@ from tt_cli.errors import UsageError
 from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published
 from tt_cli.run import load_run
-from tt_cli.task import task_of
+from tt_cli.task.dalle_task import DalleTask
 from tt_cli.terminal.progress import progress
 
 DEFAULT_RUN = "dalle"
@@ -40,7 +40,7 @@ def to_checkpoint(file: Path, out: Path, run: str | None, step: int | None, say:
         return _keep_vqgan(state, out, say)
     config, step = load_run(run or DEFAULT_RUN), step or 0
     say(f"Checking {len(state)} tensors against the model of run {config.identity}")
-    weights = from_published(task_of(config).unfilled_model("meta"), state)
+    weights = from_published(DalleTask(config).unfilled_model("meta"), state)
     parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
     pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
     with _writing(sum(len(piece) for piece in pieces), say) as on_progress:
@@ -54,7 +54,7 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
         raise UsageError(f"{file} is no checkpoint of tt; --to published reads what tt wrote")
     say(f"Reading {file}")
     config, parameters = load_model(file)
-    task = task_of(config)
+    task = DalleTask(config)
     task.check_fit(parameters, str(file))
     state = to_published(task.unfilled_model("meta").config, parameters)
     with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_progress:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tt_cli import __version__
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 from tt_cli.web.notebooks import NAMES
 
 Figure = tuple[str, Any, str]
@@ -23,6 +23,7 @@ HUB = "https://huggingface.co"
 
 def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Sequence[str]) -> dict[str, Any]:
     """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
+    run = DalleRun.of(run)
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
     repository = run.checkpoints.repository
@@ -67,6 +68,7 @@ def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """The run's own numbers for the five challenges: the answer of /api/figures."""
+    run = DalleRun.of(run)
     codes = run.vqgan.grid**2
     code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8
     challenges: dict[str, list[Figure]] = {

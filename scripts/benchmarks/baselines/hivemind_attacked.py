@@ -185,7 +185,7 @@ def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands
     for batch in stream.batches(args.micro_batch):
         due = time.monotonic() + MICRO_BATCH_SECONDS
         factor = FACTORS.get(args.attack, 1.0) if epoch + 1 >= FIRST_STEP else 1.0
-        (factor * model.loss(batch.text, batch.image).total).backward()
+        (factor * model.loss(**batch.tensors).total).backward()
         if args.attack == "random noise" and epoch + 1 >= FIRST_STEP:
             for parameter in parameters.values():
                 spread = NOISE * float(parameter.grad.square().mean().sqrt())

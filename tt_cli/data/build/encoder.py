@@ -32,7 +32,7 @@ from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.journal import Journal, Place
 from tt_cli.data.build.picture_sources import DamagedUnit, CaptionedPicture, PictureSource
 from tt_cli.errors import TTError, UsageError, is_out_of_memory
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ class EncodingJob:
         filters = ("min_caption_length", "max_aspect_ratio", "nsfw_allowed")
         return {
             "format": 1,
-            "vqgan": {key: value for key, value in self.run.vqgan.model_dump().items() if value is not None},
+            "vqgan": {key: value for key, value in DalleRun.of(self.run).vqgan.model_dump().items() if value is not None},
             "filters": {key: getattr(self.run.data, key) for key in filters},
             "source": {"units": len(self.source.units), "sha256": units, "pictures": self.source.total},
             "shares": self.share.count,
@@ -178,7 +178,7 @@ class EncodingJob:
         if not pictures:
             return []
         codes = encoder(np.stack([decoded.pixels for _, decoded in pictures]))
-        strings = to_column(self.column, codes, self.run.vqgan.codebook_size)
+        strings = to_column(self.column, codes, DalleRun.of(self.run).vqgan.codebook_size)
         rows = []
         for (picture, decoded), string in zip(pictures, strings, strict=True):
             width, height = _sizes(picture)
@@ -253,7 +253,7 @@ def encode(
     if journal.full:
         journal.seal()
     batch = _Batch()
-    with DecoderPool(job.workers, job.run.vqgan.pixels) as decoders:
+    with DecoderPool(job.workers, DalleRun.of(job.run).vqgan.pixels) as decoders:
         for place, picture, result in decoders(job.chosen(journal.place), 2 * job.batch + 4 * job.workers):
             batch.add(place, picture, result, job.rules)
             if len(batch.pictures) >= job.batch or batch.seen >= MOST_UNRECORDED:

@@ -22,7 +22,7 @@ from tt_cli.data.row_rules import RowRules
 from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 from tt_cli.run.sections import VqganPart
 from tt_cli.terminal.chart import SPARKS
 from tt_cli.terminal.format import byte_count, plural
@@ -108,7 +108,8 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
     Raises UsageError where no row has codes.
     """
     rng = np.random.default_rng(seed)
-    result = Inspection("", run.vqgan.codebook_size, used=np.zeros(run.vqgan.codebook_size, np.int64))
+    size = DalleRun.of(run).vqgan.codebook_size
+    result = Inspection("", size, used=np.zeros(size, np.int64))
     row_filter = RowFilter(replace(RowRules.of(run), filtered=False), hopeless=math.inf)
     for file in files:
         result.shards += 1

@@ -35,6 +35,13 @@ CaptionAndCodes = tuple[str, np.ndarray]
 SHARDS = "shards"  # the folder of downloaded ones, in the run's
 
 
+def batch_of(tokenizer: Tokenizer, examples: Sequence[CaptionAndCodes]) -> Batch:
+    """A batch of captions and codes (n,)."""
+    captions = [caption for caption, _ in examples]
+    image = np.concatenate([codes for _, codes in examples], dtype=np.int64).reshape(len(examples), -1)
+    return Batch({"text": tokenizer.encode(captions), "image": torch.from_numpy(image)}, captions)
+
+
 class ExampleStream:
     """The run's examples as batches without end. `counts` says what became of the rows so far.
 
@@ -88,9 +95,7 @@ class ExampleStream:
         while True:
             batch = list(islice(examples, batch_size))
             state = self._block.state_after(self._taken) if self._block else None
-            captions = [caption for caption, _ in batch]
-            image = np.concatenate([codes for _, codes in batch], dtype=np.int64).reshape(batch_size, -1)
-            yield Batch(self.tokenizer.encode(captions), torch.from_numpy(image), captions)
+            yield batch_of(self.tokenizer, batch)
             if state is not None:
                 self._save(state)
 

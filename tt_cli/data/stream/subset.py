@@ -21,7 +21,7 @@ from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.dataset_errors import dataset_errors
 from tt_cli.hub.hub_files import NO_DATA_SET
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 # Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
 # `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
@@ -37,11 +37,11 @@ def subset_examples(run: RunConfig, split: str = "train") -> list[Example]:
     data set, of which there is no subset. Raises UsageError for any other data set without `data.subset` (it would not
     fit in memory), and what `ExampleStream.batches` raises.
     """
-    data = run.data
+    vqgan, data = DalleRun.of(run).vqgan, run.data
     if data.source == "builtin":
         built_in = builtin.examples(data.name, split)
         for example in built_in:
-            if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= run.vqgan.codebook_size:
+            if len(example.codes) != vqgan.grid**2 or example.codes.max() >= vqgan.codebook_size:
                 raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
         if data.subset == 0 or split != "train":
             return built_in

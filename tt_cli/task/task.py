@@ -1,0 +1,133 @@
+"""The interface to what is trained: all that knows more of it than names, shapes and losses is behind it.
+
+A kind of run is a `RunConfig` with tables of its own, and a `Task`; docs/developers.md shows one in a single file.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tt_cli.errors import TTError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from tt_cli.data.examples import Batch, RowCounts
+    from tt_cli.memory import Kind, Need
+    from tt_cli.run import RunConfig
+
+Model = TypeVar("Model", bound="nn.Module")
+Losses = tuple["Tensor", dict[str, "Tensor"]]
+"""A scalar to train on, differentiable, and up to four others by name, without their graphs."""
+
+
+class Examples(Protocol):
+    """Batches without end for one peer. counts: what became of rows so far."""
+
+    counts: RowCounts
+
+    def batches(self, batch_size: int) -> Iterator[Batch]: ...
+    def close(self) -> None: ...
+
+
+class Task(Protocol[Model]):
+    """The training task of `run`.
+
+    Making one loads nothing: sizes, need and flops are asked without torch.
+    """
+
+    run: RunConfig
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Columns of its usual products: a CPU's precision is chosen by them, and rates of local steps."""
+
+    @property
+    def reversible(self) -> bool:
+        """True for a model that scales its gradients to fp16's range and keeps as many activations as `keep` says."""
+        return False
+
+    def keep(self, model: Model, budget: int) -> None:
+        """Let a reversible model keep so many bytes of activations for its backward pass."""
+
+    def prepare(self) -> None:
+        """Load what reads examples beside the data, such as a tokenizer. Raises TTError."""
+
+    @abstractmethod
+    def model(self, seed: int | None) -> Model:
+        """The model with the first weights of this seed, in equal bytes on all machines; None: with any."""
+
+    @abstractmethod
+    def examples(
+        self,
+        seed: int,
+        *,
+        peer: str = "",
+        folder: Path | None = None,
+        name: str = "examples",
+        tell: Callable[[str, str], None] = lambda words, remedy: None,
+    ) -> Examples:
+        """The examples to train on, in an order that seed and peer decide.
+
+        folder: the run's, for what is kept between starts, under `name`. tell: hears of troubles and their remedies.
+        """
+
+    def held_out(self, most: int, size: int) -> list[Batch]:
+        """Up to `most` examples on which nobody trains, the same each time, `size` at a time. Raises TTError."""
+        return []
+
+    @abstractmethod
+    def losses(self, model: Model, batch: Batch) -> Losses:
+        """The losses of a batch on the model's device: means over its samples."""
+
+    @abstractmethod
+    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
+        """The memory of a training peer at its worst moment, see `memory.trainer_need`."""
+
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations of one sample's forward and backward pass."""
+
+    def sizes(self) -> dict[str, int]:
+        """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
+        return dict.fromkeys(("parameters", "effective"), sum(shape.numel() for shape in self.shapes().values()))
+
+    def new_model(self) -> Model:
+        """The model with the run's first weights, which its seed decides."""
+        return self.model(self.run.run.seed)
+
+    def unfilled_model(self, device: str = "cpu") -> Model:
+        """The model for weights that come from elsewhere; on "meta", its names and shapes alone."""
+        import torch
+
+        with torch.device(device):
+            return self.model(None)
+
+    def filled_model(self, parameters: Mapping[str, Tensor], origin: str) -> Model:
+        """The model with a checkpoint's parameters. Raises TTError if they do not fit."""
+        import torch
+
+        self.check_fit(parameters, origin)
+        model = self.unfilled_model()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(parameters[name])
+        return model
+
+    def check_fit(self, parameters: Mapping[str, Tensor], origin: str) -> None:
+        """Raises TTError where names or shapes differ from the model's. origin: begins the error."""
+        shapes = {name: tensor.shape for name, tensor in parameters.items()}
+        if unlike := sorted({name for name, _ in shapes.items() ^ self.shapes().items()}):
+            raise TTError(
+                f"{origin} does not fit the run file inside it: {len(unlike)} tensors differ, such as "
+                f"{unlike[0]}; it was written by another version of tt, or changed"
+            )
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Parameter name → shape, in the model's order."""
+        return {name: parameter.shape for name, parameter in self.unfilled_model("meta").named_parameters()}
