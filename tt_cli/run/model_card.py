@@ -17,8 +17,9 @@ BEGIN, END = "<!-- checkpoints -->", "<!-- end of checkpoints -->"
 
 def card(run: RunConfig, published: Mapping[int, float | None] | None = None) -> str:
     """Markdown with the Hub's metadata. published: see `with_checkpoints`."""
-    run, name = DalleRun.of(run), run.checkpoints.repository or RUN_FILE
-    lines = ["---", "library_name: tt", "pipeline_tag: text-to-image", "tags:", "- collaborative-training"]
+    name, draws = run.checkpoints.repository or RUN_FILE, isinstance(run, DalleRun)
+    lines = ["---", "library_name: tt", *(["pipeline_tag: text-to-image"] if draws else [])]
+    lines += ["tags:", "- collaborative-training"]
     if run.data.source == "hub" and not run.data.name.startswith("/"):
         lines += ["datasets:", f"- {json.dumps(run.data.name)}"]
     lines += ["---", "", f"# {run.run.name}", "", run.run.description, ""]
@@ -28,14 +29,13 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None) ->
         lines += [f"It admits the members of {run.membership.organisation} on the Hub.", ""]
     if name == RUN_FILE:
         lines += [f"`{RUN_FILE}` is the run file; its organiser hands it out.", ""]
-    lines += ["## Watch and draw", "", "```", f"tt monitor {name}"]
-    if run.checkpoints.repository:
+    lines += ["## Watch and draw" if draws else "## Watch", "", "```", f"tt monitor {name}"]
+    if run.checkpoints.repository and draws:
         lines += [f'tt infer "a red apple" --checkpoint {name}']
     lines += ["```", "", "## Facts", "", "| | |", "|---|---|"]
     facts = {
         "identity": run.identity,
-        "model": f"{run.model.depth} layers of width {run.model.dim}, {run.model.heads} heads",
-        "pictures": f"{run.vqgan.pixels} x {run.vqgan.pixels}, {run.vqgan.grid} x {run.vqgan.grid} codes",
+        **_model(run),
         "data": run.data.name,
         "steps": f"{run.schedule.total_steps:,}, each of {run.swarm.target_batch_size:,} examples",
     }
@@ -62,6 +62,15 @@ def with_checkpoints(text: str, run: RunConfig, published: Mapping[int, float | 
         for step, loss in sorted(published.items(), reverse=True):
             lines.append(f"| {step:,} | {'' if loss is None else f'{loss:.4f}'} | `{name_of(step)}` |")
     return "\n".join([before + begin, *lines, end + after])
+
+
+def _model(run: RunConfig) -> dict[str, str]:
+    if not isinstance(run, DalleRun):
+        return {"kind": run.kind}
+    return {
+        "model": f"{run.model.depth} layers of width {run.model.dim}, {run.model.heads} heads",
+        "pictures": f"{run.vqgan.pixels} x {run.vqgan.pixels}, {run.vqgan.grid} x {run.vqgan.grid} codes",
+    }
 
 
 def _closed(run: RunConfig) -> bool:
