@@ -400,6 +400,7 @@ def test_a_file_without_task_trains_dalle() -> None:
     [
         ('kind = "dali"', r'task\.kind = "dali": must be dalle'),
         ("kind = 3", r"task\.kind = 3: must be dalle"),
+        ("kind = [1979-05-27]", r'task\.kind = \["1979-05-27"\]: must be dalle'),
         ("size = 3", r"task\.kind = unset: must be dalle"),
         ('kind = "dalle"\nsize = 3', r"task: no such key"),
     ],

@@ -53,7 +53,7 @@ def toml_value(value: str | bool | int | float | list[Any]) -> str:
     """Write one value as TOML: as JSON, but for DEL in a text, which TOML wants escaped too."""
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 def wrong_value(model: type[BaseModel], error: ValidationError, origin: str, order: Sequence[str] = ()) -> UsageError:
