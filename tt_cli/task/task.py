@@ -1,6 +1,6 @@
 """The interface to what is trained: all that knows more of it than names, shapes and losses is behind it.
 
-A kind of run is a `RunConfig` with tables of its own, and a `Task`; docs/developers.md shows one in a single file.
+A kind of run is a `RunConfig` with tables of its own, and a `Task`; docs/add-a-task.md shows one in a single file.
 """
 
 from __future__ import annotations
