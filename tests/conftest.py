@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HOME"] = f"{_scratch.name}/hf"
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[:2]))  # of processes that tests start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Import all modules without looking for garbage, a fifth of that time; later among what tests make."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

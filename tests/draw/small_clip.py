@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel, CLIPTokenizer
 
 SIDE = 32
 
 
 def small_clip() -> tuple[CLIPModel, CLIPTokenizer]:
     """A model for pictures of SIDE x SIDE pixels, and a tokenizer whose tokens are letters."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer  # seconds, in each of pytest's processes
+
     ends = ["<|startoftext|>", "<|endoftext|>"]
     tokens = [*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase), *ends]
     vocab = {token: number for number, token in enumerate(tokens)}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from draw.small_clip import SIDE, save_clip, small_clip
-from transformers import CLIPImageProcessorPil
 
 from tt_cli.draw.clip_ranking import Clip, keep_best, load_clip, prepare
 from tt_cli.draw.drawing import Drawing
@@ -39,6 +38,8 @@ def drawings(prompt: str, count: int, seed: int = 0) -> list[Drawing]:
 
 @pytest.mark.parametrize("side", [16, 64, 100])
 def test_pictures_are_prepared_as_the_models_own_processor_does(side: int) -> None:
+    from transformers import CLIPImageProcessorPil
+
     size = {"height": SIDE, "width": SIDE}
     theirs = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=size)
     expected = theirs(list(pictures(3, side)), return_tensors="pt")["pixel_values"]

@@ -8,7 +8,6 @@ import pytest
 from testbed.attacks.table import ATTACKS
 
 from scripts.benchmarks import attacks, harness
-from scripts.benchmarks.baselines import hivemind_attacked_swarm
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
 CALM |= {"rounds_lost": 0, "finished": 7}
@@ -20,6 +19,8 @@ def compared(**changes: Any) -> dict[str, Any]:
 
 
 def test_every_attack_is_one_row_and_the_baseline_has_no_other() -> None:
+    from scripts.benchmarks.baselines import hivemind_attacked_swarm  # bitsandbytes: seconds, in each process of pytest
+
     assert len(ATTACKS) == 35
     assert set(hivemind_attacked_swarm.ROWS) <= set(ATTACKS)
     assert {name for name, attack in ATTACKS.items() if attack.newcomer} == {"false donor", "overwritten donor record"}
