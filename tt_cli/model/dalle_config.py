@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from tt_cli.run import DalleRun, RunConfig
+if TYPE_CHECKING:
+    from tt_cli.run import RunConfig
 
 NOTHING, STREAM, ALL = 0, 1, 2  # what a layer of a reversible trunk keeps for the backward pass
 # Bytes of the widest activation of a branch that exist at once. On a CPU: within the cache, and below the size from
@@ -50,6 +51,8 @@ class DalleConfig:
     @classmethod
     def from_run(cls, run: RunConfig) -> Self:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
+        from tt_cli.run import DalleRun  # the model needs torch and numpy alone
+
         run = DalleRun.of(run)
         return cls(
             text_vocab=run.tokenizer.vocab_size,
