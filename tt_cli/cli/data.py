@@ -86,7 +86,7 @@ def encode(
     chosen = torch_device(device)
     pictures = open_source(source, split=split, revision=revision)
     fields = encoding.fields_of(pictures)
-    column = column or config.data.code_column
+    column = column or DalleRun.of(config).data.code_column
     job = encoding.EncodingJob(pictures, config, encoding.WorkShare(*shard), column, fields)
     journal.agree_on(out, job.settings(container))
     with closing(journal.Journal(out, job.share.index, f".{container}")) as work:

@@ -1,4 +1,4 @@
-"""`tt demo`: a swarm of real peers on this machine learns to draw emoji, from nothing to pictures."""
+"""`tt demo`: a swarm of real peers on this machine learns to draw emoji, or to write, from nothing."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Plain, exclusive, option, output_switch
+from tt_cli.cli.options import Plain, argument, exclusive, option, output_switch
 from tt_cli.errors import UsageError, os_errors
 
 if TYPE_CHECKING:
+    from tt_cli.draw.weights_source import WeightsSource
     from tt_cli.supervisor.demo_swarm import DemoResult
 
 EXAMPLES = """\
-tt demo
+tt demo                       draws emoji
+tt demo words                 writes in the manner of Jane Austen
 tt demo --out /tmp/first-try
 tt demo --prompt "a pizza" --prompt "owl" --seed 3"""
-RUN = "emoji-demo"
+RUN = "emoji"
 PROMPTS = 8
 SCORED = 64
 
 
 @app.command(epilog=EXAMPLES)
 def demo(
-    run: Annotated[str, option("RUN", f"the run to train from its start (default {RUN})")] = RUN,
+    run: Annotated[
+        str, argument("RUN", f"the run to train from its start; of {RUN} (default) and words, smaller ones for a demo")
+    ] = RUN,
     out: Annotated[
         Path | None, option("DIR", "where logs, checkpoints and pictures go (default: a new folder in ./tt-demo)")
     ] = None,
@@ -34,28 +38,25 @@ def demo(
         list[str] | None,
         option(
             "TEXT",
-            f"draw this at the end (may be given several times; default: {PROMPTS} captions of the training pictures)",
+            f"draw this, or write on from it (may be given several times; default: {PROMPTS} captions of the training "
+            "pictures, or beginnings of text that was held out)",
         ),
     ] = None,
     seed: Annotated[int, option("SEED", "of the drawings (default 0)")] = 0,
     plain: Plain = False,
     json: Annotated[bool, output_switch("--json", "no screen; one JSON object at the end")] = False,
 ) -> None:
-    """Train, score, draw, and name what was saved."""
-    from tt_cli.draw.drawing import DrawingSettings, draw
-    from tt_cli.draw.picture_files import save_drawings
-    from tt_cli.draw.recall import recall
-    from tt_cli.draw.weights_source import find_checkpoint, load_models
-    from tt_cli.model.sampling.code_choice import Sampling
+    """Train, score, draw or write, and name what was saved."""
+    from tt_cli.draw.weights_source import find_checkpoint
     from tt_cli.run import load_run
+    from tt_cli.run.run_source import builtin_runs
     from tt_cli.supervisor.demo_swarm import run_demo
     from tt_cli.terminal.demo_screen import DemoScreen
-    from tt_cli.terminal.progress import progress
 
     exclusive(json=json, plain=plain)
     if any(not text.strip() for text in prompt or []):
         raise UsageError('--prompt: it is empty; say what to draw, such as --prompt "a red apple"')
-    config = load_run(run)
+    config = load_run(smaller if (smaller := f"{run}-demo") in builtin_runs() else run)
     folder = _new_folder(out)
 
     def say(line: str) -> None:
@@ -71,41 +72,88 @@ def demo(
     _tell_training(result, say)
 
     started = time.monotonic()
-    source = find_checkpoint(config, result.checkpoint)
+    show = _show_text if config.kind == "causal_lm" else _show_pictures
+    facts = show(find_checkpoint(config, result.checkpoint), folder, prompt or [], seed, say)
+    seconds = result.seconds + time.monotonic() - started
+    report: dict[str, Any] = {
+        "run": config.identity,
+        "step": result.steps,
+        "seed": seed,
+        "steps": result.steps,
+        "loss": result.loss,
+        "seconds": round(seconds, 1),
+        "received_fraction_min": result.received_min,
+        "peers_agree": result.digests == 1,
+        "checkpoint": str(result.checkpoint),
+        **facts,
+    }
+    if json:
+        print(codec.dumps(report))
+    say(f"Done in {seconds / 60:.1f} minutes.")
+
+
+def _show_pictures(
+    source: WeightsSource, folder: Path, prompts: list[str], seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Score and draw. Returns facts about both."""
+    from tt_cli.draw.drawing import DrawingSettings, draw
+    from tt_cli.draw.picture_files import save_drawings
+    from tt_cli.draw.recall import recall
+    from tt_cli.draw.weights_source import load_models
+    from tt_cli.model.sampling.code_choice import Sampling
+    from tt_cli.run import DalleRun
+    from tt_cli.terminal.progress import progress
+
     models = load_models(source, "cpu")
     with progress("Drawing", "tokens") as on_progress:
         score, known = recall(models, captions=SCORED, seed=seed, on_progress=on_progress)
-        prompts = prompt or [drawing.prompt for drawing in known[:PROMPTS]]
+        prompts = prompts or [drawing.prompt for drawing in known[:PROMPTS]]
         settings = DrawingSettings(1, Sampling(top_p=0.9), seed)
         drawings = draw(models, prompts, settings, on_progress=on_progress)
-    facts = {"run": config.identity, "step": source.step, "seed": seed}
-    paths, sheet = save_drawings(drawings, folder / "pictures", {name: str(value) for name, value in facts.items()})
-    seconds = result.seconds + time.monotonic() - started
-    if json:
-        report: dict[str, Any] = {
-            **facts,
-            "steps": result.steps,
-            "loss": result.loss,
-            "seconds": round(seconds, 1),
-            "received_fraction_min": result.received_min,
-            "peers_agree": result.digests == 1,
-            "recognised": score.right,
-            "recognised_of": score.total,
-            "checkpoint": source.origin,
-            "contact_sheet": str(sheet),
-            "pictures": [str(path) for path in paths],
-        }
-        print(codec.dumps(report))
-        return
-    print(
+    about = {"run": source.run.identity, "step": str(source.step), "seed": str(seed)}
+    paths, sheet = save_drawings(drawings, folder / "pictures", about)
+    subset = DalleRun.of(source.run).data.subset
+    say(
         f"Recognised: {score.right} of {score.total} drawings have their own emoji as nearest neighbour among "
-        f"all {config.data.subset or 'the'} training pictures (pixel L2), that is {score.fraction:.0%}.",
-        *paths,
-        sheet,
-        f"Done in {seconds / 60:.1f} minutes. All {len(drawings)} pictures on one sheet: {sheet}",
-        f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}',
-        sep="\n",
+        f"all {subset or 'the'} training pictures (pixel L2), that is {score.fraction:.0%}."
     )
+    for path in paths:
+        say(str(path))
+    say(f"All {len(drawings)} pictures on one sheet: {sheet}")
+    say(f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}')
+    return {
+        "recognised": score.right,
+        "recognised_of": score.total,
+        "contact_sheet": str(sheet),
+        "pictures": [str(path) for path in paths],
+    }
+
+
+def _show_text(
+    source: WeightsSource, folder: Path, prompts: list[str], seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compare with a trigram model and write. Returns facts about both."""
+    from tt_cli.cli.infer import TEXT
+    from tt_cli.draw.writing import Writer
+    from tt_cli.model.sampling.code_choice import Sampling
+
+    def shown(line: str) -> str:
+        return "".join(c if c.isprintable() else "\ufffd" for c in line)  # a model may write what steers a terminal
+
+    writer = Writer.of(source, "cpu")
+    score = writer.held_out()
+    beaten = "below" if score.perplexity < score.trigram else "NOT below"
+    say(
+        f"Perplexity on {score.tokens:,} tokens of held-out text: {score.perplexity:.2f}, {beaten} the "
+        f"{score.trigram:.2f} of a trigram model (Kneser-Ney) of the same text."
+    )
+    prompts, texts = prompts or list(score.beginnings), []
+    for prompt in prompts:
+        text, _ = writer.write(prompt, Sampling(TEXT[0], top_p=TEXT[1]), seed, None, lambda piece: None)
+        texts.append({"prompt": prompt, "text": text})
+        say("\n".join(("", *(shown(line) for line in f"{prompt}{text}".splitlines()))))
+    say(f'\nWrite more: tt infer "{shown(prompts[0])}" --checkpoint {source.origin}')
+    return {"perplexity": score.perplexity, "trigram_perplexity": score.trigram, "texts": texts}
 
 
 def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""`tt infer "a red apple"`: draw with what a run has learned; `tt convert FILE OUT`: published weights, and back."""
+"""`tt infer PROMPT`: draw or write with what a run has learned; `tt convert FILE OUT`: published weights, and back."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tt_cli.draw.weights_source import WeightsSource
+    from tt_cli.model.sampling.code_choice import Sampling
 
 INFER_EXAMPLES = """\
 tt infer "a red apple"                       four pictures: newest checkpoint of the run emoji, else built-in weights
@@ -31,6 +32,7 @@ tt infer sailboat --checkpoint step-00000200.safetensors --out sailboats
 tt infer sailboat --checkpoint ORGANISATION/REPOSITORY --revision v1
 tt infer sailboat --run emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt infer "a cat on a sofa" --run dalle --checkpoint published.pt --candidates 128 --keep 4 --top-k 256 --top-p 0.75
+tt infer --run words "It is a truth universally" --seed 7      a language model writes on
 tt infer --from prompts.txt --json           {"run", "step", "seed", …, "drawings": [{"prompt", "path", …}]}
 echo "red apple" | tt infer -"""
 CONVERT_EXAMPLES = """\
@@ -45,6 +47,7 @@ CANDIDATES = 4
 # A young model knows the likeliest code long before it is sure of it: at 1.0 a wrong first code spoils the rest.
 TEMPERATURE = 0.5
 TOP_P = 0.9
+TEXT = 0.8, 0.95  # the same of text
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 
 weights = partial(option, panel="What to draw with")
@@ -76,16 +79,26 @@ def infer(
     ] = None,
     device: Annotated[str, weights("DEVICE", "cpu, cuda or cuda:N; default: a GPU if there is one")] = "auto",
     candidates: Annotated[
-        int, how("N", f"pictures for each prompt (default {CANDIDATES})", min=1, flag="--candidates --samples")
-    ] = CANDIDATES,
+        int | None,
+        how(
+            "N", f"pictures for each prompt (default {CANDIDATES}), or texts (1)", min=1, flag="--candidates --samples"
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, how("N", "of a text, at most (default: as many as the model has places)", min=1)
+    ] = None,
     keep: Annotated[int | None, how("K", "save only the K that CLIP ranks best, best first", min=1)] = None,
     clip: Annotated[
         str | None,
         how("MODEL", "rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)"),
     ] = None,
-    temperature: Annotated[float, how("T", f"lower: surer, less varied (default {TEMPERATURE})")] = TEMPERATURE,
+    temperature: Annotated[
+        float | None, how("T", f"lower: surer, less varied (default {TEMPERATURE}; of text {TEXT[0]})")
+    ] = None,
     top_k: Annotated[int, how("K", "choose among the K likeliest codes (default 0: off)")] = 0,
-    top_p: Annotated[float, how("P", f"… among the likeliest that have share P (default {TOP_P}; 1: off)")] = TOP_P,
+    top_p: Annotated[
+        float | None, how("P", f"… among the likeliest that have share P (default {TOP_P}; of text {TEXT[1]}; 1: off)")
+    ] = None,
     temperature_first: Annotated[
         bool,
         switch(
@@ -106,10 +119,11 @@ def infer(
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Draw, rank, save, print the paths."""
+    """Draw, rank, save, print the paths; of a language model, write."""
     prompts = _prompts(prompt or [], file)
-    if keep is not None and keep > candidates:
-        raise UsageError(f"--keep {keep}: there are only {candidates} candidates; draw more with --candidates")
+    pictures = candidates or CANDIDATES
+    if keep is not None and keep > pictures:
+        raise UsageError(f"--keep {keep}: there are only {pictures} candidates; draw more with --candidates")
     if peer and (checkpoint or revision):
         raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -121,7 +135,11 @@ def infer(
     from tt_cli.memory import parse_size
     from tt_cli.model.sampling.code_choice import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, temperature_first)
+    def sampling_of(usual: tuple[float, float]) -> Sampling:
+        given = (usual[0] if temperature is None else temperature, usual[1] if top_p is None else top_p)
+        return Sampling(given[0], top_k, given[1], temperature_first)
+
+    sampling = sampling_of((TEMPERATURE, TOP_P))
 
     def say(line: str) -> None:
         if not json:
@@ -133,6 +151,15 @@ def infer(
     source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
+    if source.run.kind == "causal_lm":
+        for flag in ("keep", "clip", "batch", "memory", "out"):
+            if locals()[flag] is not None:
+                raise UsageError(
+                    f"--{flag}: has no meaning for text, and {source.run.run.name} is a language model's run"
+                )
+        return _write(source, device, prompts, sampling_of(TEXT), (candidates or 1, tokens, seed), json)
+    if tokens is not None:
+        raise UsageError(f"--tokens: has no meaning for pictures, and {source.run.run.name} draws")
     models = load_models(source, device)
     ranker = None
     if keep is not None or clip is not None:  # loaded before anything is drawn in vain
@@ -142,7 +169,7 @@ def infer(
     for text, read in cut_prompts(models.tokenizer, prompts).items():
         length = models.tokenizer.text_length
         warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
-    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": candidates, **vars(sampling)}
+    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": pictures, **vars(sampling)}
     if ranker is not None:
         facts |= {"keep": keep or candidates, "clip": ranker.name}
     with output_folder(out, source.run.run.name) as folder:
@@ -151,7 +178,7 @@ def infer(
             drawings = draw(
                 models,
                 prompts,
-                DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
+                DrawingSettings(pictures, sampling, seed, batch, parse_size(memory) if memory else None),
                 on_progress=on_progress,
                 on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
             )
@@ -179,6 +206,40 @@ def infer(
         say(str(path))
     if (way := way_to_show(sys.stdout, os.environ, preview)) is not None:
         print(shown_in_terminal(drawings, way, *shutil.get_terminal_size()), end="", flush=True)
+
+
+def _write(
+    source: WeightsSource,
+    device: str,
+    prompts: list[str],
+    sampling: Sampling,
+    how: tuple[int, int | None, int],
+    json: bool,
+) -> None:
+    """Write on from each prompt, and print it as it comes. how: texts for each, most tokens, the first one's seed."""
+    from tt_cli.draw.writing import Writer
+
+    def show(piece: str) -> None:
+        if not json:  # a model may write what steers a terminal
+            print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in piece), end="", flush=True)
+
+    writer, (each, most, seed) = Writer.of(source, device), how
+    texts, written, started = list[dict[str, Any]](), 0, time.monotonic()
+    for prompt in prompts:
+        for index in range(each):
+            show(f"\n{prompt}")
+            text, tokens = writer.write(prompt, sampling, seed + index, most, show)
+            show("\n")
+            written += tokens
+            texts.append({"prompt": prompt, "index": index, "text": text})
+    seconds = time.monotonic() - started
+    rate = written / max(seconds, 1e-3)
+    if json:
+        facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": each, **vars(sampling)}
+        cost = {"tokens": written, "seconds": round(seconds, 3), "tokens_per_s": round(rate, 1)}
+        print(codec.dumps({**facts, "checkpoint": source.origin, **cost, "texts": texts}))
+    else:
+        print(f"\nWrote {written} tokens in {seconds:.1f} s ({rate:.0f} tokens/s). Again: --seed {seed}")
 
 
 def _source(

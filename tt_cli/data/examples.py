@@ -60,7 +60,7 @@ class RowCounts(Counter[str]):
 
     no_caption, short_caption, aspect_ratio, nsfw: the filters. code_width, code_range: no codes of this run. not_utf8:
     a caption that is no text. wrong_type: a label or a size that is of another type. damaged: rows of shards that could
-    not be read, where it is known how many.
+    not be read, where it is known how many. no_text: a document that is empty, or none.
     """
 
     def problems(self) -> Counter[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ from tt_cli.data.word_cache import Words
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
 from tt_cli.run import DalleRun, RunConfig
+from tt_cli.run.sections import TokenizerSource
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,17 +63,18 @@ def load_tokenizer(run: RunConfig) -> Tokenizer:
     Raises UsageError for an unknown name or a vocabulary that does not fit, TTError when it cannot be read.
     """
     run = DalleRun.of(run)
-    part = run.tokenizer
+    part, length = run.tokenizer, run.model.text_length
+    return Tokenizer(read_tokenizer(part), text_length=length, vocab_size=part.vocab_size, pad_id=part.pad_id)
+
+
+def read_tokenizer(part: TokenizerSource) -> tokenizers.Tokenizer:
+    """The tokenizer of this place. Raises UsageError for an unknown name, TTError when it cannot be read."""
+    import tokenizers
+
     if part.source == "builtin":
         path = builtin.checked_file(part.name, TOKENIZER_FILE)
     else:
         path = download(part.name, TOKENIZER_FILE, part.revision)
-    return Tokenizer(_read(path), text_length=run.model.text_length, vocab_size=part.vocab_size, pad_id=part.pad_id)
-
-
-def _read(path: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception for a malformed file

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tt_cli.errors import UsageError
-from tt_cli.run import sections
+from tt_cli.run import sections, text_parts
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
@@ -35,7 +35,7 @@ class RunConfig(sections.Section):
     kinds: ClassVar[dict[str, type[RunConfig]]] = {}
 
     run: sections.RunPart
-    data: sections.DataPart
+    data: sections.DataSource
     optimizer: Annotated[
         sections.OptimizerPart | sections.LocalPart,
         Field(discriminator="name"),
@@ -160,12 +160,25 @@ class DalleRun(RunConfig):
     model: sections.ModelPart
     tokenizer: sections.TokenizerPart
     vqgan: sections.VqganPart
+    data: sections.DataPart
 
     @model_validator(mode="before")
     @classmethod
     def _default(cls, content: Any) -> Any:
         """The same run with [task] or without."""
         return {name: table for name, table in content.items() if (name, table) != ("task", {"kind": cls.kind})}
+
+
+class CausalLmRun(RunConfig):
+    """The run of a language model."""
+
+    kind = "causal_lm"
+    task_class = "tt_cli.task.causal_lm_task:CausalLmTask"
+
+    task: text_parts.CausalLmPart
+    model: text_parts.LanguageModelPart
+    tokenizer: text_parts.TextTokenizerPart
+    data: text_parts.TextDataPart
 
 
 def _shown(value: Any) -> str:

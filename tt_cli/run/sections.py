@@ -133,12 +133,17 @@ class ModelPart(Section):
         return self
 
 
-class TokenizerPart(Section):
-    """Captions to ids, 0 … vocab_size - 1. From the Hub: a repository with a tokenizer.json."""
+class TokenizerSource(Section):
+    """The place of a tokenizer."""
 
     source: Literal["builtin", "hub"]
     name: Text
     revision: Text | None = Field(None, examples=["main"])
+
+
+class TokenizerPart(TokenizerSource):
+    """Captions to ids, 0 … vocab_size - 1. From the Hub: a repository with a tokenizer.json."""
+
     vocab_size: int = Field(ge=2)
     pad_id: int = Field(1, ge=0)
 
@@ -172,7 +177,15 @@ class VqganPart(Section):
         return self
 
 
-class DataPart(Section):
+class DataSource(Section):
+    """The place of examples."""
+
+    source: Literal["builtin", "hub", "files"]
+    name: Text
+    revision: Text | None = Field(None, examples=["main"])
+
+
+class DataPart(DataSource):
     """The examples. source = "hub" takes a data set on the Hub, or a folder of shards that every peer has; "files"
     what lies at location, a folder or an http(s) address of shards with an index.
     Columns: caption (text) and code (grid * grid little-endian int16), or code13 (the same, packed).
@@ -181,9 +194,6 @@ class DataPart(Section):
     copy at location, with the same names of shards; each peer may have its own.
     """
 
-    source: Literal["builtin", "hub", "files"]
-    name: Text
-    revision: Text | None = Field(None, examples=["main"])
     location: Annotated[str, AfterValidator(_location)] | None = Untrained(
         None, description="a copy nearby: a folder or an address", examples=["https://data.example.org/codes"]
     )

@@ -45,7 +45,7 @@ def unpack(path: Path, run: RunConfig) -> TrainingState | None:
     with safe_open(path, framework="pt") as file:
         about = file.metadata()
         theirs = RunConfig.from_toml(about["run"], f"{path}, the run file inside")
-        if any(getattr(run, part) != getattr(theirs, part) for part in _LIKE):
+        if any(getattr(run, part, None) != getattr(theirs, part, None) for part in _LIKE):
             return None
         parameters = {}
         for name, shape in task_of(run).shapes().items():

@@ -54,9 +54,11 @@ class Task(Protocol[Model]):
 
     def keep(self, model: Model, budget: int) -> None:
         """Let a reversible model keep so many bytes of activations for its backward pass."""
+        return None
 
     def prepare(self) -> None:
         """Load what reads examples beside the data, such as a tokenizer. Raises TTError."""
+        return None
 
     @abstractmethod
     def model(self, seed: int | None) -> Model:

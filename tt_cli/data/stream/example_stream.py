@@ -29,7 +29,7 @@ from tt_cli.data.stream.prefetch import Prefetch
 from tt_cli.data.stream.row_reader import Block
 from tt_cli.data.stream.subset import subset_examples
 from tt_cli.data.tokenizer import Tokenizer
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 CaptionAndCodes = tuple[str, np.ndarray]
 SHARDS = "shards"  # the folder of downloaded ones, in the run's
@@ -61,7 +61,7 @@ class ExampleStream:
         name: str = "examples",
         tell: Callable[[str, str], None] = lambda words, remedy: None,
     ) -> None:
-        self.run = run
+        self.run = run = DalleRun.of(run)
         self.tokenizer = tokenizer
         self.seed = seed
         self.split = split

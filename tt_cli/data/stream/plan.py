@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.transfer import PATIENCE
-
-if TYPE_CHECKING:  # the process that reads ahead does without
-    from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def plan_of(
     strict: bool = False,
 ) -> ReadPlan:
     """The plan of a run file."""
-    data = run.data
+    data = DalleRun.of(run).data
     kind, place = data.source, data.name
     if data.location is not None:
         kind, place = "files", data.location

@@ -37,7 +37,8 @@ def subset_examples(run: RunConfig, split: str = "train") -> list[Example]:
     data set, of which there is no subset. Raises UsageError for any other data set without `data.subset` (it would not
     fit in memory), and what `ExampleStream.batches` raises.
     """
-    vqgan, data = DalleRun.of(run).vqgan, run.data
+    run = DalleRun.of(run)
+    vqgan, data = run.vqgan, run.data
     if data.source == "builtin":
         built_in = builtin.examples(data.name, split)
         for example in built_in:
@@ -93,7 +94,7 @@ def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
         return [Example(*row) for row in islice(rows, wanted)]
 
 
-def _rows_in_order(run: RunConfig, seed: int) -> Iterator[Mapping[str, Any]]:
+def _rows_in_order(run: DalleRun, seed: int) -> Iterator[Mapping[str, Any]]:
     """One pass over a data set of the Hub, through `datasets`, in the order that `seed` gives."""
     import datasets
 

@@ -1,0 +1,1 @@
+"""Text for language models: documents, examples of tokens in a row, and a baseline to compare with."""

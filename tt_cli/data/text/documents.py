@@ -1,0 +1,75 @@
+"""Documents of a run's data: built in, in files on this machine, or streamed from the Hub through `datasets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tt_cli.data import builtin
+from tt_cli.data.folder_walk import files_below
+from tt_cli.data.memory_bound import bounded
+from tt_cli.data.stream.shard_locations import NoSplit, of_split
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.dataset_errors import dataset_errors
+from tt_cli.hub.hub_files import NO_DATA_SET
+from tt_cli.run.text_parts import TextDataPart
+
+# Suffix of a file: what `datasets` calls it, and how it reads it.
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".parquet": ("parquet", {}),
+    ".jsonl": ("json", {}),
+    ".txt": ("text", {"sample_by": "document"}),
+}
+SHARDS_AT_ONCE = 1  # see data/stream/subset.py
+
+
+def documents(data: TextDataPart, split: str, seed: int | None = None) -> Iterator[Any]:
+    """One pass over what is in the column of a split; a text where all is well.
+
+    seed: shuffles what is streamed, and None nothing. Raises UsageError where there is no such data set or column,
+    NoSplit where it has no such split, TTError where it cannot be read.
+    """
+    if data.source == "builtin":
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(builtin.checked_file(data.name, f"{split}.parquet"), columns=[data.column])
+        yield from table.column(data.column).to_pylist()
+        return
+    with dataset_errors(f"cannot read the data set {data.name}", NO_DATA_SET):
+        rows = _opened(data, split)
+        if seed is not None:
+            rows = rows.shuffle(seed=seed, buffer_size=data.shuffle_buffer, max_buffer_input_shards=SHARDS_AT_ONCE)
+        for row in bounded(rows):
+            if data.column not in row:
+                has = ", ".join(sorted(row))
+                raise UsageError(f"the data set {data.name} has no column {data.column}; it has {has}")
+            yield row[data.column]
+
+
+def _opened(data: TextDataPart, split: str) -> Any:
+    import datasets
+
+    if data.source == "hub":
+        splits = datasets.get_dataset_split_names(data.name, data.configuration, revision=data.revision)
+        if split not in splits:
+            raise NoSplit(f"the data set {data.name} has no split '{split}'; it has {' and '.join(splits)}")
+        options: dict[str, Any] = {"name": data.configuration, "revision": data.revision}
+        return datasets.load_dataset(data.name, split=split, streaming=True, **options)
+    place = Path(data.location or "").expanduser()
+    if not place.exists():
+        raise UsageError(f"cannot read the data set {place}: there is no such file or folder; check data.location")
+    found = {str(file): file for file in ([place] if place.is_file() else files_below(place, _fail))}
+    suffixes = sorted({file.suffix for file in found.values()} & FORMATS.keys())
+    if len(suffixes) != 1:
+        what = f"{' and '.join(suffixes)} files" if suffixes else f"no file that ends in {', '.join(FORMATS)}"
+        raise UsageError(f"cannot read the data set {place}: it has {what}; put files of one kind there")
+    relative = {str(file.relative_to(place.parent if place.is_file() else place)): file for file in found.values()}
+    names = of_split([name for name, file in relative.items() if file.suffix in suffixes], split, str(place))
+    kind, options = FORMATS[suffixes[0]]
+    files = [str(relative[name]) for name in names]
+    return datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)
+
+
+def _fail(error: OSError) -> None:
+    raise TTError(f"cannot read {error.filename}: {error.strerror or error}") from error

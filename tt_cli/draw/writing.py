@@ -1,0 +1,131 @@
+"""Text that a language model's run writes on from a prompt, token by token, by transformers' own generation."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from tt_cli.data.text.token_stream import token_ids
+from tt_cli.data.text.trigram import trigram_perplexity
+from tt_cli.draw.weights_source import WeightsSource, torch_device
+from tt_cli.errors import UsageError
+from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.model.sampling.code_choice import Sampling
+from tt_cli.task.causal_lm_task import CausalLmTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tt_cli.data.text.token_stream import TextTokenizer
+
+SCORED_AT_ONCE = 16
+BEGINNINGS, BEGINNING = 3, 12  # of held-out text, and tokens of each
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """Perplexities of text that nobody trained on, the model's and a trigram's. beginnings: of some of it, to go on."""
+
+    perplexity: float
+    trigram: float
+    tokens: int
+    beginnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A run's model, and the task that it was trained for."""
+
+    model: nn.Module
+    task: CausalLmTask
+
+    @classmethod
+    def of(cls, source: WeightsSource, device: str = "auto") -> Writer:
+        """Raises UsageError for no such device or another kind of run, TTError for weights that do not fit."""
+        where = torch_device(device)
+        if where.type == "cpu":
+            keep_freed_memory()
+        task = CausalLmTask(source.run)
+        model = task.filled_model(source.parameters, source.origin).to(where).eval().requires_grad_(False)
+        return cls(model, task)
+
+    def held_out(self) -> HeldOutScore:
+        """The model beside a trigram of its training text. Raises UsageError for data with no such split, TTError."""
+        run, tokenizer = self.task.run, self.task.tokenizer
+        batches = self.task.held_out(sys.maxsize, SCORED_AT_ONCE)
+        if not batches:
+            raise UsageError(f"the data set {run.data.name} has no held-out text")
+        with torch.no_grad():
+            losses = [self.task.losses(self.model, batch)[0].item() * len(batch) for batch in batches]
+        examples = torch.cat([batch.tensors["ids"] for batch in batches])
+        trigram = trigram_perplexity(
+            np.concatenate(list(token_ids(run, tokenizer, "train"))),
+            torch.cat((examples[0, :1], examples[:, 1:].flatten())).numpy(),
+            tokenizer.size,
+        )
+        some = examples[:: max(1, len(examples) // BEGINNINGS), :BEGINNING][:BEGINNINGS].tolist()
+        beginnings = tuple(tokenizer.backend.decode(ids).strip() for ids in some)
+        perplexity = math.exp(sum(losses) / len(examples))
+        return HeldOutScore(perplexity, trigram, examples.numel() - len(examples), beginnings)
+
+    def write(
+        self, prompt: str, sampling: Sampling, seed: int, tokens: int | None, on_text: Callable[[str], None]
+    ) -> tuple[str, int]:
+        """The continuation of a prompt and its number of tokens; equal seeds write the same.
+
+        tokens: at most so many; None: as many as there are places. The temperature comes before top-k and top-p, as is
+        usual for text. on_text: takes the pieces as they come. Raises UsageError for a prompt that leaves no place.
+        """
+        tokenizer, length = self.task.tokenizer, self.task.run.model.length
+        ids = torch.from_numpy(tokenizer.document(prompt)[None, :-1])
+        if (room := length - ids.shape[1]) < 1:
+            raise UsageError(f"a prompt of {ids.shape[1]} tokens: the model has places for {length}; shorten it")
+        ids = ids.to(device := next(self.model.parameters()).device)
+        pieces, generate = _Pieces(tokenizer, on_text), cast(Any, self.model).generate
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                max_new_tokens=min(room, tokens or room),
+                eos_token_id=tokenizer.end,
+                pad_token_id=tokenizer.end,
+                streamer=pieces,
+            )
+        return pieces.text, len(pieces.ids)
+
+
+class _Pieces:
+    """Takes ids from transformers' generation, and gives out text as soon as its letters are whole."""
+
+    def __init__(self, tokenizer: TextTokenizer, on_text: Callable[[str], None]) -> None:
+        self._tokenizer, self._on_text = tokenizer, on_text
+        self._begun = False
+        self.ids: list[int] = []
+        self.text = ""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt first, and then each token."""
+        if self._begun:
+            self.ids += value.tolist()
+            self._give(self._tokenizer.backend.decode(self.ids).rstrip("\ufffd"))
+        self._begun = True
+
+    def end(self) -> None:
+        """Give out what is left."""
+        self._give(self._tokenizer.backend.decode(self.ids))
+
+    def _give(self, text: str) -> None:
+        if len(text) > len(self.text):
+            self._on_text(text[len(self.text) :])
+            self.text = text

@@ -1,0 +1,129 @@
+"""Causal language models of transformers: from a configuration alone, with first weights that a seed decides.
+
+Notable:
+- a configuration is canonical JSON with all defaults written out: a later version's default changes nothing in it, and
+  the same model is the same text, as part of a run's identity;
+- weights are drawn from numpy by each parameter's name: equal bytes on all machines, as torch's draws are not;
+- models are made by classes of the installed transformers; a configuration cannot bring code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tt_cli.errors import TTError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Keys of a config.json that say nothing of the function that is trained: where it came from, how it is called.
+_BESIDE = {
+    "_name_or_path", "architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
+    "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
+    "use_cache",
+}  # fmt: skip
+_REFUSED = ("auto_map", "quantization_config")  # code of others, and weights that are not trained
+
+
+def canonical(fields: Mapping[str, Any]) -> str:
+    """Canonical JSON (sorted keys, no spaces) of a config.json's fields, with the defaults of its `model_type`.
+
+    Raises UsageError for a model_type that transformers does not know, and for fields that it does not take.
+    """
+    config = _config(fields)
+    kept = {key: value for key, value in config.to_dict().items() if key not in _BESIDE}
+    try:
+        return json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the configuration cannot be written as JSON ({error})") from None
+
+
+def causal_lm(configuration: str, seed: int | None) -> nn.Module:
+    """The model of a `canonical` configuration in float32, with attention by SDPA and the first weights of this seed.
+
+    None: with any weights; on the device "meta", names and shapes alone. Raises UsageError for no such model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = _config(json.loads(configuration))
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+        )
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"no causal language model of {config.model_type}: {_words(error)}") from None
+    if seed is not None:
+        _initialise(model, seed, config)
+    return model
+
+
+def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of each token after the first, of ids (b, n) int64; softmax in float32."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def width(configuration: str) -> int:
+    """Columns of the model's stream."""
+    return int(_config(json.loads(configuration)).hidden_size)
+
+
+def check_fit(configuration: str, length: int, ids: int) -> None:
+    """Raises UsageError for a model that has no places for so many tokens, or no embeddings for so many ids."""
+    config = _config(json.loads(configuration))
+    for name, needed in (("max_position_embeddings", length), ("vocab_size", ids)):
+        if (has := getattr(config, name, None)) is not None and has < needed:
+            raise UsageError(f"model.config: its {name} is {has:,}, and the run needs {needed:,}")
+
+
+@torch.no_grad()
+def _initialise(model: nn.Module, seed: int, config: PretrainedConfig) -> None:
+    """Draw all matrices; norms and biases, which transformers sets to one value each, stay.
+
+    Uniform with the variance of `initializer_range`: numpy's normal draws go through the C library, which differs. The
+    projections into the residual stream of a GPT-2 are narrower by sqrt(2 n_layer) (Radford et al. 2019).
+    """
+    width = getattr(config, "initializer_range", 0.02)
+    for name, parameter in model.named_parameters():
+        if bool((parameter == parameter.flatten()[0]).all()):
+            continue
+        if parameter.dim() < 2:
+            raise UsageError(f"models of {config.model_type} cannot be begun anew: {name} has first values of its own")
+        narrow = config.model_type == "gpt2" and name.endswith("c_proj.weight")
+        bound = width * math.sqrt(3) / (math.sqrt(2 * config.num_hidden_layers) if narrow else 1)
+        key = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "big")))
+        values = generator.random(tuple(parameter.shape), dtype=np.float32)
+        values -= np.float32(0.5)
+        values *= np.float32(2 * bound)
+        parameter.copy_(torch.from_numpy(values))
+
+
+def _config(fields: Mapping[str, Any]) -> PretrainedConfig:
+    try:
+        from transformers import AutoConfig
+        from transformers.utils import logging
+    except ImportError as error:
+        raise TTError(f"language models need transformers ({error}): pip install 'tt-cli[lm]'") from None
+    logging.set_verbosity_error()  # its warnings are for developers
+    if refused := next((key for key in _REFUSED if key in fields), None):
+        raise UsageError(f"{refused}: a configuration that is trained here has none")
+    known = {key: value for key, value in fields.items() if key not in _BESIDE}
+    kind = known.pop("model_type", None)
+    try:
+        return AutoConfig.for_model(kind, **known)
+    except Exception as error:  # fields that anyone wrote: the library raises whatever they lead it to
+        raise UsageError(f"model_type = {json.dumps(kind, default=str)}: {_words(error)}") from None
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

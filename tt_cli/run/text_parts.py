@@ -1,0 +1,61 @@
+"""The parts of a language model's run file that other kinds of run do not have."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tt_cli.run.sections import DataSource, Section, Text, TokenizerSource, Untrained
+
+
+def _configuration(text: str) -> str:
+    """A config.json with sorted keys and no spaces: one model is one text."""
+    try:
+        fields: Any = json.loads(text)
+        model = fields["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError('must be a config.json as text, such as \'{"model_type": "llama", …}\'') from None
+    if not isinstance(model, str):
+        raise ValueError("model_type: must be a name, such as llama")
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+class CausalLmPart(Section):
+    """The kind of this run: a language model that predicts the next token."""
+
+    kind: Literal["causal_lm"]
+
+
+class LanguageModelPart(Section):
+    """The model, of a class of the installed transformers, with first weights that the run's seed decides.
+
+    What its config leaves out is what transformers takes for it, so write out whatever may come to differ.
+    """
+
+    config: Annotated[str, AfterValidator(_configuration)] = Field(description="its config.json, as text")
+    length: int = Field(ge=2, description="tokens of an example")
+
+
+class TextTokenizerPart(TokenizerSource):
+    """Text to ids. From the Hub: a repository with a tokenizer.json."""
+
+    document_end: Text = Field("</s>", description="the token that ends a document", examples=["</s>"])
+
+
+class TextDataPart(DataSource):
+    """The text. source = "hub" takes a data set on the Hub; "files" what lies at location, a file or a folder of
+    .parquet, .jsonl or .txt, which every peer has. Each row, or each .txt, is a document.
+    """
+
+    configuration: Text | None = Field(None, description="of a data set on the Hub that has several")
+    location: Text | None = Untrained(None, description="a file or a folder on this machine", examples=["/data/text"])
+    column: Text = Field("text", description="with the text")
+    shuffle_buffer: int = Field(1024, ge=1, description="documents")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.source == "files") != (self.location is not None):
+            raise ValueError('location: a file or a folder, with source = "files" and no other')
+        return self
