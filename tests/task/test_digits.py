@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from simulation.machine import Machine
-from simulation.network import Line, Network
-from simulation.virtual import in_virtual_time
+from task.swarm import trained
 
 from scripts.examples.digits_task import DigitsRun
 from tt_cli.errors import TTError, UsageError
 from tt_cli.organise.run_check import look_over
-from tt_cli.peer.device import Device
-from tt_cli.peer.micro_batch import MicroBatches
-from tt_cli.peer.trained_state import TrainedState
-from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig
 from tt_cli.run.model_card import card
-from tt_cli.supervisor.events import Step
 from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
 
@@ -49,57 +39,8 @@ statistics_expiration = 20.0
 RUN = RunConfig.from_toml(RUN_FILE, "digits.toml")
 
 
-class Trainer(Machine):
-    """A simulated machine that computes what a trainer computes."""
-
-    def _train(self) -> None:
-        try:
-            task, device = task_of(self.run), Device(torch.device("cpu"), "a CPU", None)
-            collaboration: Any = self.collaboration
-            step = MicroStep(task, task.new_model(), device, collaboration, self.state)
-            batches = MicroBatches(step, MICRO_BATCH, lambda event: None)
-            collaboration.synchronise()
-            for batch in task.examples(0, peer=self.name).batches(MICRO_BATCH):
-                self.clock.sleep(self._pace)
-                if self.process.dead or collaboration.finished:
-                    return
-                if collaboration.ready:
-                    batches(batch)
-                else:
-                    collaboration.stand_by()
-        except Exception as error:
-            self.error = error
-
-
-async def _trained() -> tuple[list[float], set[str]]:
-    """Losses of the steps, and digests of the state at the last."""
-    losses, last = dict[int, float](), set[str]()
-
-    def watch(machine: Machine, step: Step, alone: bool) -> None:
-        losses[step.epoch] = step.loss if step.loss is not None else losses.get(step.epoch - 1, 0.0)
-        if step.epoch == STEPS:
-            last.add(step.digest)
-
-    def state(backup: Any) -> TrainedState:
-        return TrainedState(RUN, task_of(RUN).new_model(), None)
-
-    network = Network(random.Random(0), Line(), (), {})
-    machines = [Trainer(network, number, RUN, watch, state=state) for number in range(MEMBERS)]
-    for machine in machines:
-        machine.start()
-    while STEPS not in losses:
-        await asyncio.sleep(0.5)
-        for machine in machines:
-            if machine.error is not None:
-                raise machine.error
-    await asyncio.sleep(5.0)
-    for machine in machines:
-        machine.kill()
-    return [losses[step] for step in sorted(losses)], last
-
-
 def test_a_swarm_learns_to_add() -> None:
-    losses, digests = in_virtual_time(_trained())
+    losses, digests = trained(RUN, members=MEMBERS, micro_batch=MICRO_BATCH)
     assert losses[0] > 2.5 and losses[-1] < 1.0 and len(digests) == 1
 
 
@@ -114,7 +55,7 @@ def test_its_run_file_reads_back_with_its_kind_in_the_identity() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('"digits"\nwidth', '"numbers"\nwidth', r'task\.kind = "numbers": must be dalle or digits'),
+        ('"digits"\nwidth', '"numbers"\nwidth', r'task\.kind = "numbers": must be dalle or causal_lm or digits'),
         ("width = 64", "width = 0", r"task\.width = 0: must be at least 1"),
         ("width = 64", "with = 64", r"task\.with: no such key"),
         ("[schedule]", "[vqgan]\ngrid = 8\n\n[schedule]", r"vqgan: no such key"),

@@ -6,12 +6,13 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from tt_cli.data.text.token_stream import token_ids
+from tt_cli.data.text.token_stream import held_out_ids, token_ids
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.draw.weights_source import WeightsSource, torch_device
 from tt_cli.errors import UsageError
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from tt_cli.data.text.token_stream import TextTokenizer
 
 SCORED_AT_ONCE = 16
-BEGINNINGS, BEGINNING = 3, 12  # of held-out text, and tokens of each
+BEGINNINGS, BEGINNING = 3, 16  # of documents that were held out, and tokens of each
 
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """Perplexities of text that nobody trained on, the model's and a trigram's. beginnings: of some of it, to go on."""
+    """Perplexities of text that nobody trained on, the model's and a trigram's. beginnings: of some of it."""
 
     perplexity: float
     trigram: float
@@ -69,8 +70,8 @@ class Writer:
             torch.cat((examples[0, :1], examples[:, 1:].flatten())).numpy(),
             tokenizer.size,
         )
-        some = examples[:: max(1, len(examples) // BEGINNINGS), :BEGINNING][:BEGINNINGS].tolist()
-        beginnings = tuple(tokenizer.backend.decode(ids).strip() for ids in some)
+        some = (ids[:BEGINNING].tolist() for ids in islice(held_out_ids(run, tokenizer), BEGINNINGS))
+        beginnings = tuple(tokenizer.backend.decode(ids).rpartition(" ")[0] for ids in some)  # of whole words
         perplexity = math.exp(sum(losses) / len(examples))
         return HeldOutScore(perplexity, trigram, examples.numel() - len(examples), beginnings)
 

@@ -14,12 +14,12 @@ def _configuration(text: str) -> str:
     """A config.json with sorted keys and no spaces: one model is one text."""
     try:
         fields: Any = json.loads(text)
-        model = fields["model_type"]
+        model, text = fields["model_type"], json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (ValueError, KeyError, TypeError):
         raise ValueError('must be a config.json as text, such as \'{"model_type": "llama", …}\'') from None
     if not isinstance(model, str):
         raise ValueError("model_type: must be a name, such as llama")
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return text
 
 
 class CausalLmPart(Section):

@@ -88,11 +88,16 @@ class TokenStream:
 
 def held_out(run: CausalLmRun, tokenizer: TextTokenizer, most: int, size: int) -> list[Batch]:
     """Up to `most` examples that nobody trains on, `size` at a time; none where the data have no such split."""
+    examples = list(islice(cut(held_out_ids(run, tokenizer), run.model.length), most))
+    return [batch_of(tokenizer, examples[first : first + size]) for first in range(0, len(examples), size)]
+
+
+def held_out_ids(run: CausalLmRun, tokenizer: TextTokenizer) -> Iterator[np.ndarray]:
+    """The ids of each document on which nobody trains."""
     for split in HELD_OUT:
         with suppress(NoSplit):
-            examples = list(islice(cut(token_ids(run, tokenizer, split), run.model.length), most))
-            return [batch_of(tokenizer, examples[first : first + size]) for first in range(0, len(examples), size)]
-    return []
+            yield from token_ids(run, tokenizer, split)
+            return
 
 
 def token_ids(

@@ -17,7 +17,7 @@ def trigram_perplexity(train: np.ndarray, heldout: np.ndarray, vocabulary: int) 
     probability = np.full(len(heldout) - 2, 1 / vocabulary)
     for order, (grams, times) in enumerate(reversed(orders), 1):
         once, twice = (times == 1).sum(), (times == 2).sum()
-        discount = once / (once + 2 * twice) if once else 0.0
+        discount = once / (once + 2 * twice) if once else 0.5  # never 0: what was not seen is possible
         contexts, first, kinds = np.unique(grams // vocabulary, return_index=True, return_counts=True)
         totals = np.add.reduceat(times, first)
         wanted = sum(heldout[2 - back : len(heldout) - back] * vocabulary**back for back in range(order))

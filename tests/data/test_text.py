@@ -1,0 +1,189 @@
+"""Examples of tokens: cut from documents in a row, in an order of each peer's own, from files and built in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from testbed.tiny_words import tiny_words
+
+from tt_cli.data.text import token_stream
+from tt_cli.data.text.token_stream import TextTokenizer, TokenStream, cut, held_out, shuffled, token_ids
+from tt_cli.data.text.trigram import trigram_perplexity
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import CausalLmRun
+
+RUN = tiny_words()
+TOKENIZER = TextTokenizer(RUN)
+DOCUMENTS = [f"Document {number} says that it is a truth universally acknowledged. " * 3 for number in range(20)]
+
+
+def on_files(place: Path, **changes: Any) -> CausalLmRun:
+    return RUN.replaced({"data": {"source": "files", "name": "mine", "location": str(place), **changes}})
+
+
+def documents(*sizes: int) -> list[np.ndarray]:
+    """Ids that are numbered through."""
+    ends = np.cumsum((0, *sizes))
+    return [np.arange(first, last) for first, last in zip(ends, ends[1:], strict=False)]
+
+
+def test_examples_go_on_over_documents_and_share_their_borders() -> None:
+    examples = list(cut(iter(documents(3, 9, 1, 5)), 4))
+    assert [example.tolist() for example in examples] == [[*range(first, first + 5)] for first in (0, 4, 8, 12)]
+
+
+def test_a_later_epoch_is_cut_elsewhere() -> None:
+    class Sevenths:
+        def integers(self, below: int) -> int:
+            return 7
+
+    (first, *_) = cut(iter(documents(3, 2, 20)), 8, Sevenths())  # type: ignore[arg-type]
+    assert first.tolist() == [*range(7, 16)]
+
+
+def test_neighbours_are_shuffled_apart_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_stream, "POOL", 16)
+    examples = [np.array([number]) for number in range(100)]
+    order = [int(example[0]) for example in shuffled(iter(examples), np.random.default_rng(0))]
+    assert sorted(order) == list(range(100)) and order != list(range(100))
+
+
+def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:
+    text = 'It is a "truth" — naïve?\nYes.\n'
+    ids = TOKENIZER.document(text)
+    assert ids[-1] == TOKENIZER.end and TOKENIZER.backend.decode(ids[:-1].tolist()) == text
+    assert TOKENIZER.document("half \ud800 of one")[-1] == TOKENIZER.end
+    with pytest.raises(UsageError, match=r"document_end = '<stop>': austen has no such token"):
+        TextTokenizer(RUN.replaced({"tokenizer.document_end": "<stop>"}))
+
+
+def test_equal_seeds_give_equal_batches_and_peers_have_orders_of_their_own() -> None:
+    def few(seed: int, peer: str) -> torch.Tensor:
+        return torch.cat(
+            [batch.tensors["ids"] for batch in islice(TokenStream(RUN, TOKENIZER, seed, peer=peer).batches(8), 3)]
+        )
+
+    one = few(0, "anna")
+    assert one.shape == (24, RUN.model.length + 1) and one.dtype == torch.int64
+    assert torch.equal(one, few(0, "anna"))
+    assert not torch.equal(one, few(0, "ben")) and not torch.equal(one, few(1, "anna"))
+
+
+def test_held_out_text_is_the_same_each_time_and_nobodys_training() -> None:
+    batches = held_out(RUN, TOKENIZER, 40, 16)
+    assert [len(batch) for batch in batches] == [16, 16, 8]
+    assert torch.equal(batches[0].tensors["ids"], held_out(RUN, TOKENIZER, 16, 16)[0].tensors["ids"])
+    trained = {ids[: RUN.model.length].tobytes() for ids in token_ids(RUN, TOKENIZER, "train")}
+    assert batches[0].tensors["ids"][0, :-1].numpy().tobytes() not in trained
+    assert batches[0].captions[0] == TOKENIZER.backend.decode(batches[0].tensors["ids"][0, :24].tolist())
+
+
+def write(folder: Path, kind: str, texts: list[Any], split: str = "train") -> None:
+    folder.mkdir(exist_ok=True)
+    if kind == "txt":
+        for number, text in enumerate(texts):
+            (folder / f"{split}-{number:02}.txt").write_text(text)
+    elif kind == "jsonl":
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / f"{split}.parquet")
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_files_are_documents_each_epoch_in_another_order(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, kind, DOCUMENTS)
+    stream = TokenStream(on_files(tmp_path), TOKENIZER, 0)
+    ends, epochs = stream._documents(), []
+    for _ in range(2):
+        epochs.append([ids.tobytes() for ids in islice(ends, len(DOCUMENTS))])
+    expected = Counter(TOKENIZER.document(text).tobytes() for text in DOCUMENTS)
+    assert Counter(epochs[0]) == Counter(epochs[1]) == expected
+    assert epochs[0] != epochs[1]
+    assert len(next(stream.batches(4))) == 4 and stream.counts["kept"] > len(DOCUMENTS)
+
+
+def test_a_held_out_file_is_found_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", DOCUMENTS)
+    run = on_files(tmp_path)
+    assert held_out(run, TOKENIZER, 8, 8) == []
+    write(tmp_path, "jsonl", DOCUMENTS[:3], "validation")
+    (batch,) = held_out(run, TOKENIZER, 2, 8)
+    assert batch.tensors["ids"][0].tolist() == TOKENIZER.document(DOCUMENTS[0])[: RUN.model.length + 1].tolist()
+    assert len(list(token_ids(run, TOKENIZER, "train"))) == len(DOCUMENTS)
+
+
+def test_what_is_no_text_is_counted_and_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", ["", None, *DOCUMENTS, "  "])
+    stream = TokenStream(on_files(tmp_path), TOKENIZER, 0)
+    next(stream.batches(1))
+    epochs, rest = divmod(stream.counts["kept"], len(DOCUMENTS))
+    assert 3 * epochs <= stream.counts["no_text"] <= 3 * (epochs + (rest > 0))
+    assert "no text" in stream.counts.in_words()
+    write(tmp_path, "jsonl", ["", "\n"])
+    with pytest.raises(TTError, match=r"the data set mine has no text \(2 rows: no text 2\)"):
+        next(TokenStream(on_files(tmp_path), TOKENIZER, 0).batches(1))
+
+
+def test_data_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    def error(run: CausalLmRun) -> str:
+        with pytest.raises(TTError) as caught:
+            next(TokenStream(run, TOKENIZER, 0).batches(1))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "there is no such file or folder; check data.location" in error(on_files(tmp_path / "none"))
+    assert "it has no file that ends in .parquet, .jsonl, .txt" in error(on_files(tmp_path))
+    write(tmp_path, "jsonl", DOCUMENTS)
+    assert "the data set mine has no column body; it has n, text" in error(on_files(tmp_path, column="body"))
+    write(tmp_path, "txt", DOCUMENTS)
+    assert "it has .jsonl and .txt files; put files of one kind there" in error(on_files(tmp_path))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "train.parquet").write_bytes(b"PAR1 nothing")
+    assert error(on_files(tmp_path / "damaged")).startswith("cannot read the data set mine: ")
+    assert "no built-in data set is called 'bible'" in error(RUN.replaced({"data.name": "bible"}))
+
+
+# ---------------------------------------------------------------- the baseline
+
+
+def by_hand(train: list[int], heldout: list[int], vocabulary: int) -> float:
+    """Interpolated Kneser-Ney from its definition."""
+    counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
+    counts[2].update(zip(train, train[1:], train[2:], strict=False))
+    counts[1].update(gram[1:] for gram in counts[2])
+    counts[0].update(gram[1:] for gram in counts[1])
+
+    def probability(gram: tuple[int, ...]) -> float:
+        shorter = probability(gram[1:]) if len(gram) > 1 else 1 / vocabulary
+        order = counts[len(gram) - 1]
+        times = Counter(order.values())
+        discount = times[1] / (times[1] + 2 * times[2]) if times[1] else 0.5
+        same = {other: number for other, number in order.items() if other[:-1] == gram[:-1]}
+        if not (total := sum(same.values())):
+            return shorter
+        return (max(order[gram] - discount, 0) + discount * len(same) * shorter) / total
+
+    logs = [np.log(probability(gram)) for gram in zip(heldout, heldout[1:], heldout[2:], strict=False)]
+    return float(np.exp(-np.mean(logs)))
+
+
+def test_the_trigram_baseline_is_kneser_ney_to_the_letter() -> None:
+    random = np.random.default_rng(0)
+    train, heldout = (random.integers(0, 6, size).cumsum() % 7 for size in (300, 60))
+    expected = by_hand(train.tolist(), heldout.tolist(), 7)
+    assert trigram_perplexity(train, heldout, 7) == pytest.approx(expected)
+
+
+def test_it_is_sure_of_what_always_follows_and_finite_for_what_never_did() -> None:
+    train = np.tile(np.arange(5), 200)
+    assert trigram_perplexity(train, np.tile(np.arange(5), 4), 5) < 1.01
+    assert trigram_perplexity(train, np.array([0, 0, 9, 9]), 10) == pytest.approx(10)

@@ -1,0 +1,49 @@
+"""Real peers that train a language model, and its user."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, wait_for_step
+from testbed.tiny_words import tiny_words
+
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Progress, Round, Saved, Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm
+
+
+@pytest.mark.promise(
+    "A language model's members hold the same parameters to the last bit, a late joiner too, through a kill; the "
+    "auxiliary peer's checkpoint writes text",
+    also="tests/task/test_causal_lm_task.py, tests/draw/test_writing.py",
+)
+def test_a_swarm_trains_a_language_model_that_writes(
+    start_swarm: Callable[[RunConfig], LocalSwarm], tmp_path: Path
+) -> None:
+    run = tiny_words().replaced({"optimizer": {"min_8bit_size": 4096}, "swarm.large_tensor": 4096})
+    swarm = start_swarm(run.replaced({"swarm.target_batch_size": 48, "schedule.total_steps": 1000}))
+    anna, ben = (swarm.start_trainer(name, batch_size=4, seed=seed) for seed, name in enumerate(("anna", "ben")))
+    wait_for_step(swarm, 2, "anna", "ben")
+    late = swarm.start_trainer("cleo", batch_size=4, seed=2)
+    assert swarm.wait(lambda: any(len(event.members) == 3 for event in committed(late)), WAIT), late.of(Round)
+    assert late.of(Synchronised)[0].source not in ("", "seed")
+
+    os.kill(ben.worker.pid, signal.SIGKILL)
+    wait_for_step(swarm, last_step(anna) + 2, "anna", "cleo")
+    assert_agreed([anna, ben, late, aux := swarm.members["aux"]])
+    assert swarm.wait(lambda: bool(aux.of(Saved)), WAIT)
+    assert any(event.figures.get("perplexity", 0) > 100 for event in anna.of(Progress))
+
+    checkpoint = str(Path(aux.of(Saved)[-1].path).parent)
+    command = [sys.executable, "-m", "tt_cli", "infer", "It is a truth", "--checkpoint", checkpoint, "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, cwd=tmp_path, check=False)
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    assert told["step"] >= 1 and told["texts"][0]["text"] and told["tokens"] > 0

@@ -1,0 +1,85 @@
+"""A language model is a task like any other: trained by a swarm, checked, accounted for, evaluated."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from task.swarm import trained
+from testbed.tiny_words import tiny_words
+
+from tt_cli.errors import UsageError
+from tt_cli.memory.trainer_account import Need
+from tt_cli.organise.run_check import look_over
+from tt_cli.task import task_of
+
+SWARM = {"matchmaking_time": 1.0, "next_chunk_timeout": 1.0, "averaging_timeout": 8.0, "statistics_expiration": 20.0}
+RUN = tiny_words().replaced(
+    {
+        **{f"swarm.{key}": value for key, value in SWARM.items()},
+        "optimizer": {},
+        "schedule.total_steps": 16,
+        "schedule.peak_lr": 5e-2,
+        "swarm.target_batch_size": 32,
+    }
+)
+
+
+def test_a_swarm_learns_words() -> None:
+    losses, digests = trained(RUN, members=2, micro_batch=16)
+    assert losses[0] > 6.0 and losses[-1] < losses[0] - 0.2 and len(digests) == 1
+
+
+def test_perplexity_is_told_beside_the_loss() -> None:
+    task = task_of(RUN)
+    model, batch = task.new_model(), next(task.examples(0).batches(4))
+    loss, figures = task.losses(model, batch)
+    assert loss.requires_grad and not figures["perplexity"].requires_grad
+    assert float(figures["perplexity"]) == pytest.approx(math.exp(float(loss.detach())), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(math.log(512), abs=0.2)  # of a model that knows nothing
+
+
+def test_need_grows_evenly_and_less_in_half_precision() -> None:
+    task = task_of(RUN)
+
+    def kept(micro_batch: int, itemsize: int = 4) -> int:
+        need: Need = task.need("cpu", itemsize=itemsize, micro_batch=micro_batch)
+        return next(item.bytes for item in need.items if item.what == "activations kept")
+
+    one, two, nine = (kept(size) for size in (1, 2, 9))
+    assert 0 < one < two and nine - two == 7 * (two - one)
+    assert kept(8, itemsize=2) < kept(8)
+    numbers = task.sizes()["parameters"]
+    assert numbers == sum(parameter.numel() for parameter in task.new_model().parameters())
+    products = sum(p.numel() for p in task.new_model().parameters() if p.dim() == 2)
+    assert task.flops() > 6 * products * RUN.model.length  # and attention's
+
+
+def test_the_model_must_have_places_and_embeddings_for_its_tokens() -> None:
+    for changes, words in (
+        ({"vocab_size": 500}, "its vocab_size is 500, and the run needs 512"),
+        ({"max_position_embeddings": 16}, "its max_position_embeddings is 16, and the run needs 32"),
+    ):
+        with pytest.raises(UsageError, match=f"model.config: {words}"):
+            task_of(tiny_words(**changes)).prepare()
+
+
+def test_tt_check_makes_a_step_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "words.toml"
+    file.write_text(RUN.to_toml())
+    checks = list(look_over(str(file), peers=[], device="cpu", step=True, members=(8, 100.0)))
+    assert [(check.name, check.verdict) for check in checks] == [
+        (name, "pass") for name in ("run file", "data", "model", "step")
+    ], checks
+    assert 'austen gave "' in checks[1].words
+
+
+def test_weights_that_training_made_fill_the_model_again() -> None:
+    task = task_of(RUN)
+    parameters = {name: tensor.detach().clone() for name, tensor in task.new_model().named_parameters()}
+    model = task.filled_model(parameters, "x")
+    batch = next(task.examples(0).batches(2))
+    assert torch.equal(task.losses(model, batch)[0], task.losses(task.new_model(), batch)[0])
+    assert model.state_dict().keys() == task.new_model().state_dict().keys()
