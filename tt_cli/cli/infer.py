@@ -39,6 +39,7 @@ CONVERT_EXAMPLES = """\
 tt convert dalle.pt weights.safetensors --step 31250           the paper's weights, to draw with --checkpoint
 tt convert dalle.pt weights.safetensors --run my-run.toml      of a run of your own
 tt convert step-00000200.safetensors dalle.pt --to published   under the names of the paper's checkpoint
+tt convert step-00000500.safetensors my-model --to published   of a language model: a folder for from_pretrained
 tt convert last.ckpt vqgan.safetensors                         a VQGAN, without the rest of its training
 tt convert dalle.pt weights.safetensors --json                 {"kind", "from", "to", "run", "step", …, "bytes"}"""
 
@@ -293,7 +294,10 @@ def _lines_of(place: str) -> list[str]:
 @app.command(epilog=CONVERT_EXAMPLES)
 def convert(
     file: Annotated[Path, argument("FILE", ".pt, .pth, .ckpt, .bin or .safetensors to read")],
-    out: Annotated[Path, argument("OUT", "the file to write: .safetensors, or .pt for --to published")],
+    out: Annotated[
+        Path,
+        argument("OUT", "the file to write: .safetensors, or .pt for --to published; of a language model a folder"),
+    ],
     run: Annotated[
         str | None, option("RUN", "the run that they are weights of: name or TOML file (default dalle)")
     ] = None,
@@ -308,8 +312,10 @@ def convert(
     """Read, check, write, say what was written."""
     if step is not None and not 0 <= step < 10**15:
         raise UsageError(f"--step {step}: must be 0 or more and have at most 15 digits")
-    _check_paths(file, out, (".safetensors", *TORCH_SUFFIXES) if to == "published" else (".safetensors",), force)
-    from tt_cli.task.weights_conversion import to_checkpoint, to_published_names
+    pretrained = to == "published" and not out.suffix
+    published = ("", ".safetensors", *TORCH_SUFFIXES)
+    _check_paths(file, out, published if to == "published" else (".safetensors",), force)
+    from tt_cli.task.weights_conversion import to_checkpoint, to_pretrained, to_published_names
 
     def say(line: str) -> None:
         if not json:
@@ -318,15 +324,20 @@ def convert(
     if to == "published":
         if run is not None or step is not None:
             raise UsageError(f"--to published takes run and step from {file}; leave out --run and --step")
-        facts = to_published_names(file, out, say)
+        facts = (to_pretrained if pretrained else to_published_names)(file, out, say)
     else:
         facts = to_checkpoint(file, out, run, step, say)
-    facts = {"kind": facts.pop("kind"), "from": str(file), "to": str(out), **facts, "bytes": out.stat().st_size}
+    written = sum(path.stat().st_size for path in (out.iterdir() if out.is_dir() else [out]))
+    facts = {"kind": facts.pop("kind"), "from": str(file), "to": str(out), **facts, "bytes": written}
     if json:
         print(codec.dumps(facts))
         return
-    what = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN"}[facts["kind"]]
+    what = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN", "model": "a model"}[
+        facts["kind"]
+    ]
     print(f"Wrote {what} of {facts['elements']:,} parameters, {facts['bytes'] / 1e6:.1f} MB: {out}")
+    if pretrained:
+        print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")')
     if facts["kind"] == "checkpoint":
         print(f'Draw with it: tt infer "a red apple" --checkpoint {out}')
 
@@ -336,11 +347,11 @@ def _check_paths(file: Path, out: Path, suffixes: tuple[str, ...], force: bool) 
     if not file.is_file():
         raise UsageError(f"cannot read {file}: " + ("a folder; name a file in it" if file.is_dir() else "no such file"))
     if out.suffix not in suffixes:
-        raise UsageError(f"{out}: must end in {' or '.join(suffixes)}")
+        raise UsageError(f"{out}: must end in {' or '.join(filter(None, suffixes))}")
     if not out.parent.is_dir():
         raise UsageError(f"{out}: there is no folder {out.parent}; make it first")
     if out.is_dir():
-        raise UsageError(f"{out} is a folder; name a file in it")
+        raise UsageError(f"{out} is a folder; name a {'file in it' if out.suffix else 'new one'}")
     if out.exists() and out.samefile(file):
         raise UsageError(f"{out} is what is to be read; name another file to write")
     if out.exists() and not force:

@@ -13,10 +13,11 @@ from torch import Tensor
 from tt_cli.checkpoint.checkpoint_files import load_model, write
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
 from tt_cli.checkpoint.training_state import TrainingState, serialised
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, os_errors
 from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published
 from tt_cli.run import load_run
+from tt_cli.task.causal_lm_task import CausalLmTask
 from tt_cli.task.dalle_task import DalleTask
 from tt_cli.terminal.progress import progress
 
@@ -60,6 +61,27 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
     with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_progress:
         write_published(out, state, on_progress)
     return {"kind": "published", "run": config.identity, **_counted(parameters), "names": len(state)}
+
+
+def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
+    """Write a language model's checkpoint as a folder that transformers' `from_pretrained` reads, with its tokenizer.
+
+    Returns facts about it. Raises UsageError for a checkpoint of another kind of run, TTError.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    say(f"Reading {file}")
+    config, parameters = load_model(file)
+    task = CausalLmTask(config)
+    model: Any = task.filled_model(parameters, str(file))
+    say(f"Writing {sum(tensor.nbytes for tensor in parameters.values()) / 1e6:.1f} MB")
+    with os_errors(f"cannot write {out}"):
+        model.save_pretrained(out)
+        backend, end = task.tokenizer.backend, task.run.tokenizer.document_end
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end).save_pretrained(out)
+        for path in out.iterdir():
+            path.chmod(0o644)  # the library writes weights for the owner alone
+    return {"kind": "model", "run": config.identity, **_counted(parameters)}
 
 
 def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]:
