@@ -22,7 +22,8 @@ import sys, torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 ids = AutoTokenizer.from_pretrained("model")("It is a truth universally acknowledged", return_tensors="pt").input_ids
-save_file({"ids": ids, "logits": AutoModelForCausalLM.from_pretrained("model")(ids).logits.detach()}, "plain.safetensors")
+logits = AutoModelForCausalLM.from_pretrained("model")(ids).logits.detach()
+save_file({"ids": ids, "logits": logits}, "plain.safetensors")
 assert not any(name.startswith("tt_cli") for name in sys.modules)
 """
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 512, "n_positions": 64}
