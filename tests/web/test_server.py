@@ -25,8 +25,10 @@ from swarm.made import record
 from tests.web.recorded import TABLES
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
+from tt_cli.web import schemas
 from tt_cli.web import web_app as room
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.live_updates import LiveUpdates
@@ -154,6 +156,21 @@ def test_what_it_answers(filled: Path) -> None:
     assert (points["step"], points["last_step"], points["total"]) == ([2, 3, 4], 5, 5)
     assert made_pictures["rows"][0]["pictures"] == [{"prompt": "a red apple", "url": "pictures/5-0.png"}]
     assert {"label": "peers now that nobody can dial", "value": 1, "unit": "peers"} in figures["devices"]
+
+
+def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
+    words = load_run("words")
+    answers = Answers(HistoryReader(database_url(filled)), words, "words", calculator=Tables(words, "words"))
+    run, figures, own, page = asked(answers, filled, "/api/run", "/api/figures", "/api/calculator", "/")
+    sizes = {"layers": 6, "dim": 192, "heads": 6, "text_tokens": 256, "image_tokens": None, "vocabulary": 512}
+    assert sizes.items() <= run.json()["model"].items() and "pixels" not in run.json()["data"]
+    schemas.Run.model_validate(run.json())
+    assert {figure["label"] for figure in figures.json()["streaming"]} == {"data set", "examples computed so far"}
+    assert own.status_code == 404 and "one picture" not in figures.text
+    assert '<section id="samples" class="wide" aria-labelledby="h-samples" hidden>' in page.text
+    assert "What it draws" in page.text and "codes once" not in page.text
+    pictures = asked(answers_in(filled), filled, "/")[0].text
+    assert '<section id="samples" class="wide" aria-labelledby="h-samples">' in pictures and "codes once" in pictures
 
 
 def test_answers_are_compressed_known_again_and_safe(filled: Path) -> None:

@@ -9,6 +9,7 @@ Notable:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -75,7 +76,8 @@ class Evaluator:
         batches = self._task.held_out(MOST_EXAMPLES, BATCH)
         if not batches:
             splits = f"{', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
-            self._tell(f"the data set {self._run.data.name} has no split {splits}: pictures only", "info")
+            rest = "pictures only" if isinstance(self._task, DalleTask) else "nothing is measured"
+            self._tell(f"the data set {self._run.data.name} has no split {splits}: {rest}", "info")
         return batches
 
     @cached_property
@@ -138,6 +140,8 @@ class Evaluator:
         self._store.add_checkpoint(step, at, digest, size, heldout_loss=loss)
         self._tidy()
         results = [] if loss is None else [f"held-out loss {loss:.4f}"]
+        if loss is not None and self._run.kind == "causal_lm":
+            results[0] += f" (perplexity {math.exp(loss):.2f})"
         results += [plural(len(files), "picture")] if files else []
         self.activity = f"step {step}: {', '.join(results) or 'nothing to measure and to draw with'}"
         self._tell(self.activity, "info")

@@ -15,7 +15,7 @@ from tt_cli.database import Database
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
-from tt_cli.run import RunConfig, folders
+from tt_cli.run import DalleRun, RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
 
@@ -76,7 +76,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
     leave_at_once(orders)
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
-    emit(Log(f"measures checkpoints every {opts.every} steps, and draws from them: {', '.join(opts.prompts)}"))
+    draws = f", and draws from them: {', '.join(opts.prompts)}" if run.kind == DalleRun.kind else ""
+    emit(Log(f"measures checkpoints every {opts.every} steps{draws}"))
     while True:
         wait = LOOK_SECONDS
         try:

@@ -12,13 +12,19 @@ from tt_cli.run.checkpoint_names import name_of
 from tt_cli.run.run_config import DalleRun, RunConfig
 from tt_cli.run.run_source import RUN_FILE
 
+# Kinds whose models `tt infer` uses: for what, how the Hub calls that, and a prompt.
+USES = {
+    "dalle": ("draw", "text-to-image", "a red apple"),
+    "causal_lm": ("write", "text-generation", "Once upon a time"),
+}
 BEGIN, END = "<!-- checkpoints -->", "<!-- end of checkpoints -->"
 
 
 def card(run: RunConfig, published: Mapping[int, float | None] | None = None) -> str:
     """Markdown with the Hub's metadata. published: see `with_checkpoints`."""
-    name, draws = run.checkpoints.repository or RUN_FILE, isinstance(run, DalleRun)
-    lines = ["---", "library_name: tt", *(["pipeline_tag: text-to-image"] if draws else [])]
+    name = run.checkpoints.repository or RUN_FILE
+    does, pipeline, prompt = USES.get(run.kind, ("", "", ""))
+    lines = ["---", "library_name: tt", *([f"pipeline_tag: {pipeline}"] if pipeline else [])]
     lines += ["tags:", "- collaborative-training"]
     if run.data.source == "hub" and not run.data.name.startswith("/"):
         lines += ["datasets:", f"- {json.dumps(run.data.name)}"]
@@ -29,9 +35,9 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None) ->
         lines += [f"It admits the members of {run.membership.organisation} on the Hub.", ""]
     if name == RUN_FILE:
         lines += [f"`{RUN_FILE}` is the run file; its organiser hands it out.", ""]
-    lines += ["## Watch and draw" if draws else "## Watch", "", "```", f"tt monitor {name}"]
-    if run.checkpoints.repository and draws:
-        lines += [f'tt infer "a red apple" --checkpoint {name}']
+    lines += [f"## Watch and {does}" if does else "## Watch", "", "```", f"tt monitor {name}"]
+    if run.checkpoints.repository and does:
+        lines += [f'tt infer "{prompt}" --checkpoint {name}']
     lines += ["```", "", "## Facts", "", "| | |", "|---|---|"]
     facts = {
         "identity": run.identity,
@@ -65,12 +71,12 @@ def with_checkpoints(text: str, run: RunConfig, published: Mapping[int, float | 
 
 
 def _model(run: RunConfig) -> dict[str, str]:
-    if not isinstance(run, DalleRun):
-        return {"kind": run.kind}
-    return {
-        "model": f"{run.model.depth} layers of width {run.model.dim}, {run.model.heads} heads",
-        "pictures": f"{run.vqgan.pixels} x {run.vqgan.pixels}, {run.vqgan.grid} x {run.vqgan.grid} codes",
-    }
+    words = {} if isinstance(run, DalleRun) else {"kind": run.kind}
+    if {"layers", "dim", "heads"} <= (measures := run.measures()).keys():
+        words["model"] = "{layers} layers of width {dim}, {heads} heads".format_map(measures)
+    if isinstance(run, DalleRun):
+        words["pictures"] = f"{run.vqgan.pixels} x {run.vqgan.pixels}, {run.vqgan.grid} x {run.vqgan.grid} codes"
+    return words
 
 
 def _closed(run: RunConfig) -> bool:

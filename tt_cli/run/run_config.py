@@ -64,6 +64,13 @@ class RunConfig(sections.Section):
             raise UsageError(f"run {run.run.name} is of kind {run.kind}, and this is for runs of kind {cls.kind}")
         return run
 
+    def measures(self) -> dict[str, int]:
+        """Measures for people, as far as they are known.
+
+        Layers, dim and heads; text_tokens and image_tokens of an example, vocabulary of both.
+        """
+        return {}
+
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
         return ((name, getattr(self, name)) for name in self.tables())
 
@@ -168,6 +175,17 @@ class DalleRun(RunConfig):
         """The same run with [task] or without."""
         return {name: table for name, table in content.items() if (name, table) != ("task", {"kind": cls.kind})}
 
+    def measures(self) -> dict[str, int]:
+        model, vqgan = self.model, self.vqgan
+        return {
+            "layers": model.depth,
+            "dim": model.dim,
+            "heads": model.heads,
+            "text_tokens": model.text_length,
+            "image_tokens": vqgan.grid**2,
+            "vocabulary": self.tokenizer.vocab_size + model.text_length + vqgan.codebook_size,
+        }
+
 
 class CausalLmRun(RunConfig):
     """The run of a language model."""
@@ -179,6 +197,11 @@ class CausalLmRun(RunConfig):
     model: text_parts.LanguageModelPart
     tokenizer: text_parts.TextTokenizerPart
     data: text_parts.TextDataPart
+
+    def measures(self) -> dict[str, int]:
+        config, called = json.loads(self.model.config), text_parts.MEASURES
+        known = {called[name]: value for name, value in config.items() if name in called and isinstance(value, int)}
+        return {**known, "text_tokens": self.model.length}
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tt_cli.run.sections import DataSource, Section, Text, TokenizerSource, Untrained
 
+MEASURES = {
+    **{"num_hidden_layers": "layers", "hidden_size": "dim", "num_attention_heads": "heads", "vocab_size": "vocabulary"},
+    **{"n_layer": "layers", "n_embd": "dim", "n_head": "heads"},
+}
+"""Keys of configurations of transformers: the measure that each is."""
+
 
 def _configuration(text: str) -> str:
     """A config.json with sorted keys and no spaces: one model is one text."""

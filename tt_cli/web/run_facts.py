@@ -23,7 +23,6 @@ HUB = "https://huggingface.co"
 
 def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Sequence[str]) -> dict[str, Any]:
     """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
-    run = DalleRun.of(run)
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
     repository = run.checkpoints.repository
@@ -38,14 +37,10 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
         "model": {
             "parameters": model.get("parameters"),
             "effective": model.get("effective"),
-            "layers": run.model.depth,
-            "dim": run.model.dim,
-            "heads": run.model.heads,
-            "image_tokens": run.vqgan.grid**2,
-            "text_tokens": run.model.text_length,
-            "vocabulary": run.tokenizer.vocab_size + run.model.text_length + run.vqgan.codebook_size,
+            **dict.fromkeys(("layers", "dim", "heads", "image_tokens", "text_tokens", "vocabulary")),
+            **run.measures(),
         },
-        "data": {**run.data.model_dump(), "pixels": run.vqgan.pixels},
+        "data": {**run.data.model_dump(), **({"pixels": run.vqgan.pixels} if isinstance(run, DalleRun) else {})},
         "membership": run.membership.model_dump(include={"kind", "organisation", "authority"}),
         "join": {
             "commands": [_join(run, name, addresses)],
@@ -68,9 +63,6 @@ def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """The run's own numbers for the five challenges: the answer of /api/figures."""
-    run = DalleRun.of(run)
-    codes = run.vqgan.grid**2
-    code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8
     challenges: dict[str, list[Figure]] = {
         "communication": [
             ("examples that make one step together", run.swarm.target_batch_size, "samples"),
@@ -83,13 +75,9 @@ def figures(
         ],
         "memory": [
             ("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
-            ("layers", run.model.depth, "layers"),
-            ("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
         ],
         "streaming": [
             ("data set", run.data.name, ""),
-            ("one picture as codes", round(code_bytes), "bytes"),
-            ("the same picture as pixels", 3 * run.vqgan.pixels**2, "bytes"),
             ("examples computed so far", totals["samples"], "samples"),
         ],
         "security": [
@@ -97,6 +85,16 @@ def figures(
             ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
         ],
     }
+    if layers := run.measures().get("layers"):
+        challenges["memory"].append(("layers", layers, "layers"))
+    if isinstance(run, DalleRun):
+        kept = "recomputed" if run.model.reversible else "all"
+        challenges["memory"].append(("activations kept for the backward pass", kept, ""))
+        code_bytes = run.vqgan.grid**2 * (run.vqgan.codebook_size - 1).bit_length() / 8
+        challenges["streaming"][1:1] = [
+            ("one picture as codes", round(code_bytes), "bytes"),
+            ("the same picture as pixels", 3 * run.vqgan.pixels**2, "bytes"),
+        ]
     if local := run.optimizer.name == "local":
         of_one = ("of them in one inner step of a peer", run.optimizer.inner_batch, "samples")
         challenges["communication"].insert(1, of_one)

@@ -29,16 +29,19 @@ class Form(BaseModel):
 
 
 class Model(Form):
-    """Its size; parameters: distinct ones, effective: counted as often as they are used. None while unknown."""
+    """Its size; parameters: distinct ones, effective: counted as often as they are used.
+
+    None while unknown, and for what a run of its kind does not have, such as image_tokens.
+    """
 
     parameters: int | None
     effective: int | None
-    layers: int
-    dim: int
-    heads: int
-    image_tokens: int
-    text_tokens: int
-    vocabulary: int
+    layers: int | None
+    dim: int | None
+    heads: int | None
+    image_tokens: int | None
+    text_tokens: int | None
+    vocabulary: int | None
 
 
 class Membership(Form):

@@ -83,9 +83,13 @@ function admission(run: Run): string {
   return `This run is for ${who}: log in once with “tt login”, then`;
 }
 
+type Fact = [name: string, value: string, more: string];
+
+const known = (value: number | null, fact: Fact): Fact[] => (value === null ? [] : [fact]);
+
 function showFacts(run: Run): void {
   const { model } = run;
-  const facts: [string, string, string][] = [
+  const facts: Fact[] = [
     [
       "Parameters",
       words.short(model.parameters),
@@ -93,13 +97,19 @@ function showFacts(run: Run): void {
         ? `${words.short(model.effective)} counted layer by layer`
         : "",
     ],
-    ["Layers", words.count(model.layers), `${words.count(model.heads)} heads, width ${words.count(model.dim)}`],
-    [
+    ...known(model.layers, [
+      "Layers",
+      words.count(model.layers),
+      `${words.count(model.heads)} heads, width ${words.count(model.dim)}`,
+    ]),
+    ...known(model.text_tokens, [
       "One example",
       `${words.count((model.text_tokens ?? 0) + (model.image_tokens ?? 0))} tokens`,
-      `${words.count(model.text_tokens)} of text, ${words.count(model.image_tokens)} of picture`,
-    ],
-    ["Vocabulary", words.count(model.vocabulary), ""],
+      model.image_tokens === null
+        ? ""
+        : `${words.count(model.text_tokens)} of text, ${words.count(model.image_tokens)} of picture`,
+    ]),
+    ...known(model.vocabulary, ["Vocabulary", words.count(model.vocabulary), ""]),
     ["Batch", words.count(run.target_batch_size), "samples make one step"],
     ["Steps", words.count(run.total_steps), `${words.short(run.total_steps * run.target_batch_size)} samples in all`],
     [
