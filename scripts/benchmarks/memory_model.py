@@ -8,6 +8,7 @@
 - `ours` is `tt calc`'s answer without what is not a tensor (CUDA, processes, allocator's slack); `paper's` comes from
   tests/testbed/memory_paper.py. The decoder's rows count weights, gradients and activations: its optimizer runs
   elsewhere.
+- Language models' runs are compared likewise, with what `tt join` asks of its memory model (`worst_error_lm`).
 
 Needs 3 GiB of memory and transformers (the `dev` extra).
 """
@@ -27,6 +28,7 @@ from tt_cli.memory.calculator import reckon
 from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.trainer_account import trainer_need
 from tt_cli.run import DalleRun, RunConfig, load_run
+from tt_cli.task import task_of
 
 STEP = "testbed.memory_step"
 TOKENS, FEW_IDS, MANY_IDS = 384, 2000, 12000
@@ -55,8 +57,39 @@ SMALLER: dict[str, object] = {
     **{"vqgan.grid": 16, "vqgan.pixels": 128, "vqgan.codebook_size": 2048},
 }
 RUNS = (("fp32", 0, 4), ("fp32", 64 << 20, 4), ("mixed", 0, 4))
-FEW, FEW_RUNS = 4, 1
-QUICK = f"{FEW + FEW_RUNS} configurations"
+# a language model's config, what of it is other, precision, micro-batch
+LLAMA: dict[str, object] = {
+    **{"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 4096, "max_position_embeddings": 512},
+    "tie_word_embeddings": True,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2}
+GPT2: dict[str, object] = {
+    **{"model_type": "gpt2", "n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 4096, "n_positions": 512},
+    **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}
+WIDE: dict[str, object] = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2, "vocab_size": 16000}
+LANGUAGE_MODELS: tuple[tuple[dict[str, object], dict[str, object], str, int], ...] = (
+    (LLAMA, {}, "fp32", 1),
+    (LLAMA, {}, "fp32", 4),
+    (LLAMA, {"vocab_size": 32000, "tie_word_embeddings": False}, "fp32", 2),
+    (LLAMA, {}, "mixed", 4),
+    (LLAMA, WIDE, "mixed", 1),
+    (LLAMA, WIDE, "mixed", 3),
+    (QWEN2, {}, "fp32", 8),
+    (QWEN2, {}, "mixed", 2),
+    (GPT2, {}, "fp32", 4),
+    (GPT2, {"vocab_size": 16000}, "mixed", 2),
+)
+COUNTED = (
+    "parameters in training",
+    "gradients",
+    "activations kept",
+    "activations at work",
+    "weights in half precision",
+)
+FEW, FEW_RUNS, FEW_TEXTS = 4, 1, 2
+QUICK = f"{FEW + FEW_RUNS + FEW_TEXTS} configurations"
 
 
 def shape(name: str, vocab: int) -> dict[str, Any]:
@@ -113,14 +146,7 @@ def row_of_run(precision: str, budget: int, micro_batch: int, device: str) -> di
     need = trainer_need(
         run, "cuda" if device == "cuda" else "cpu", itemsize=itemsize, micro_batch=micro_batch, budget=budget
     )
-    counted = (
-        "parameters in training",
-        "gradients",
-        "activations kept",
-        "activations at work",
-        "weights in half precision",
-    )
-    ours = sum(item.bytes for item in need.items if item.what in counted)
+    ours = sum(item.bytes for item in need.items if item.what in COUNTED)
     run = DalleRun.of(run)
     model = run.model
     vocab = run.tokenizer.vocab_size + model.text_length + run.vqgan.codebook_size
@@ -136,6 +162,21 @@ def row_of_run(precision: str, budget: int, micro_batch: int, device: str) -> di
     return row(
         "the paper's run, smaller", [precision, "reversible, shared", kept], seen, ours, paper, seen["parameters"]
     )
+
+
+def row_of_language_model(
+    config: dict[str, object], other: dict[str, object], precision: str, size: int
+) -> dict[str, Any]:
+    """A language model's run on a CPU: weights, gradients, activations."""
+    run = load_run("words").replaced({"model.config": json.dumps(config | other)})
+    case = {"run": run.to_toml(), "precision": precision, "budget": 0, "micro_batch": size, "device": "cpu"}
+    seen = printed_by(STEP, given=json.dumps(case))
+    need = task_of(run).need("cpu", itemsize=4 if precision == "fp32" else 2, micro_batch=size)
+    ours = sum(item.bytes for item in need.items if item.what in COUNTED)
+    techniques = [precision, f"{size} at a time", *(f"{key} {value}" for key, value in other.items())]
+    label, real = str(config["model_type"]), seen["passes"]
+    shown = {"model": label, "techniques": techniques, "parameters": seen["parameters"], "measured_bytes": real}
+    return {**shown, "ours_bytes": ours, "error": round(ours / real - 1, 4)}
 
 
 def row(model: str, techniques: list[str], seen: dict[str, Any], ours: int, paper: int, count: int) -> dict[str, Any]:
@@ -170,7 +211,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rows += [row_of_run(*run, args.device) for run in runs]
     if args.device == "cuda" and not args.quick:
         rows.append(row_of_model(("gpt2-large", "mixed", "adam", 8, "fused", True), args.device, published=True))
+    texts = [row_of_language_model(*case) for case in LANGUAGE_MODELS[: FEW_TEXTS if args.quick else None]]
     return {
+        "worst_error_lm": max(abs(row["error"]) for row in texts),
+        "rows_lm": texts,
         "worst_error": max(abs(row["error"]) for row in rows),
         "paper_worst_error": max(abs(row["paper_error"]) for row in rows),
         "paper_worst_error_with_warning": max(

@@ -150,22 +150,25 @@ def of_architecture(case: dict[str, Any]) -> dict[str, int]:
 
 
 def of_run(case: dict[str, Any]) -> dict[str, int]:
-    """The decoder of a run: its weights, their gradients and a micro-batch's passes, without an optimizer."""
-    from tt_cli.model.dalle import Dalle
-    from tt_cli.model.dalle_config import DalleConfig
-    from tt_cli.run import RunConfig
+    """The model of a run: its weights, their gradients and a micro-batch's passes, without an optimizer."""
+    from tt_cli.data.examples import Batch
+    from tt_cli.run import CausalLmRun, RunConfig
+    from tt_cli.task import task_of
 
-    device = torch.device(case["device"])
-    module = Dalle(DalleConfig.from_run(RunConfig.from_toml(case["run"], "the case"))).to(device)
-    module.activation_budget = case["budget"]
-    b, config = case["micro_batch"], module.config
-    text = torch.ones(b, config.text_length, dtype=torch.long, device=device)
-    image = torch.zeros(b, config.image_positions, dtype=torch.long, device=device)
+    device, task = torch.device(case["device"]), task_of(run := RunConfig.from_toml(case["run"], "the case"))
+    module = task.new_model().to(device)
+    task.keep(module, case["budget"])
+    if isinstance(run, CausalLmRun):
+        shapes = {"ids": run.model.length + 1}
+    else:
+        shapes = {"text": module.config.text_length, "image": module.config.image_positions}
+    whole = {name: torch.ones(case["micro_batch"], n, dtype=torch.long, device=device) for name, n in shapes.items()}
+    batch = Batch(whole)
 
     def passes() -> None:
         dtype = torch.bfloat16
         with torch.autocast(device.type, dtype=dtype) if case["precision"] == "mixed" else contextlib.nullcontext():
-            loss = module.loss(text, image).total
+            loss = task.losses(module, batch)[0]
         loss.backward()
 
     passes()

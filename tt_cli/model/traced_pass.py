@@ -16,7 +16,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
-    """The most that a pass holds at one moment, beside parameters and the gradients that it adds to.
+    """The most that a pass holds at one moment beside parameters: activations, and the gradients that are there by then.
 
     make, loss: of the model, and of a batch made there. itemsize: bytes of the products' dtype.
     """
@@ -25,17 +25,13 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
 
     with FakeTensorMode():
         model, tracker = make(), MemTracker()
-        parameters = list(model.parameters())
-        gradients = [torch.zeros_like(parameter) for parameter in parameters]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        tracker.track_external(model, *gradients)
+        tracker.track_external(model)
         with tracker:
             with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
                 value = loss(model)
             value.backward()
     held = sum(place["Total"] for place in tracker.get_tracker_snapshot("peak").values())
-    return int(held) - 2 * sum(parameter.nbytes for parameter in parameters)
+    return int(held) - sum(parameter.nbytes for parameter in model.parameters())
 
 
 def traced_flops(make: Make, loss: Loss) -> int:

@@ -69,9 +69,7 @@ class CausalLmTask(Task["nn.Module"]):
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         shapes = self.shapes().values()
         sizes, matrices = ([shape.numel() for shape in shapes if len(shape) >= least] for least in (1, 2))
-        few, more = (_bytes(self.run.model, itemsize, count) for count in _COUNTS)
-        each = -(-(more - few) // (_COUNTS[1] - _COUNTS[0]))
-        kept = Activations(max(0, few + each * (micro_batch - _COUNTS[0])), 0, 0)
+        kept = Activations(_pass_bytes(self.run.model, itemsize, micro_batch) - 4 * sum(sizes), 0, 0)
         return Need(peer_items(self.run, kind, sizes, matrices, kept), micro_batch, budget)
 
     def flops(self) -> int:
@@ -80,7 +78,19 @@ class CausalLmTask(Task["nn.Module"]):
         return traced_flops(*_pass_of(self.run.model, 1))
 
 
-_COUNTS = 2, 4  # examples of two passes, between and beyond which memory grows evenly
+_FEW, _MANY = 2, 64  # examples
+
+
+def _pass_bytes(part: LanguageModelPart, itemsize: int, micro_batch: int) -> int:
+    """Activations and gradients at the worst moment of a pass.
+
+    With many examples that is the head, and it grows evenly; with few the end, when all gradients are there.
+    """
+    few = _bytes(part, itemsize, min(micro_batch, _FEW))
+    if micro_batch <= _FEW:
+        return few
+    many, twice = (_bytes(part, itemsize, count) for count in (_MANY, 2 * _MANY))
+    return max(few, many + (twice - many) * (micro_batch - _MANY) // _MANY)
 
 
 @cache
@@ -92,11 +102,16 @@ def _bytes(part: LanguageModelPart, itemsize: int, count: int) -> int:
 
 def _pass_of(part: LanguageModelPart, count: int) -> tuple[Make, Loss]:
     """The model, and its loss for a batch of so many examples."""
+    from unittest.mock import patch
+
     import torch
 
     from tt_cli.model.causal_lm import causal_lm, next_token_loss
 
     def loss(model: nn.Module) -> torch.Tensor:
-        return next_token_loss(model, torch.zeros(count, part.length + 1, dtype=torch.int64))
+        # Without a look at the values of positions, which are not there, transformers would take them for those of
+        # several documents in a row, and attend with masks that training does without.
+        with patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None, create=True):
+            return next_token_loss(model, torch.zeros(count, part.length + 1, dtype=torch.int64))
 
     return partial(causal_lm, part.config, None), loss

@@ -1,0 +1,96 @@
+"""A language model's training step beside a plain loop of transformers: the same model, weights, batches and precision.
+
+Ours is what a peer computes of a micro-batch, peer/trainer.py's `MicroStep` up to its gradients, on examples that the
+run's own stream cuts and shuffles; the plain loop calls the model with labels and goes backward. They take turns, a
+few micro-batches each. `lm_step_ratio` is the ratio of medians of tokens a second, `logits_worst_difference` that of a
+plain model that was saved and loaded again with our weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from scripts.benchmarks.harness import in_turns
+from tt_cli.data.examples import Batch
+from tt_cli.peer.device import choose_device
+from tt_cli.peer.trainer import MicroStep
+from tt_cli.run import CausalLmRun, load_run
+from tt_cli.task import task_of
+
+QUICK = "the demo's model, few turns"
+SIZE = 8  # examples
+
+
+class Alone(MicroStep):
+    """A micro-batch's gradients, which go nowhere."""
+
+    def compute(self, batch: Batch) -> None:
+        """Forward and backward."""
+        self._backward(batch)
+
+
+def plain(model: Any, batch: Batch, autocast: Callable[[], Any]) -> None:
+    """A plain loop's forward and backward of the same."""
+    ids = batch.tensors["ids"]
+    model.zero_grad(set_to_none=True)
+    with autocast():
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+
+
+def loaded_again(model: nn.Module) -> Any:
+    """A plain model of transformers with these weights, through a folder."""
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        saved: Any = model
+        saved.save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    run = CausalLmRun.of(load_run("words-demo" if args.quick else "words"))
+    turns, few = (5, 4) if args.quick else (15, 6)
+    task = task_of(run)
+    device = choose_device("cpu", task, lambda event: None)
+    ours = task.new_model()
+    theirs = loaded_again(ours).train()
+    stream = task.examples(0)
+    batches = stream.batches(SIZE)
+    step = Alone(task, ours, device, None, None)  # type: ignore[arg-type]
+    autocast = device.precision if device.dtype_name != "fp32" else contextlib.nullcontext
+
+    def timed(compute: Callable[[Batch], None]) -> Callable[[], float]:
+        def turn() -> float:
+            began = time.perf_counter()
+            for _ in range(few):
+                compute(next(batches))
+            return few * SIZE * run.model.length / (time.perf_counter() - began)
+
+        return turn
+
+    sides = {"ours": timed(step.compute), "plain": timed(lambda batch: plain(theirs, batch, autocast))}
+    speeds = {name: statistics.median(found) for name, found in in_turns(sides, turns).items()}
+    ids = next(batches).tensors["ids"][:2]
+    with torch.no_grad():
+        own: Any = ours.eval()
+        difference = (own(input_ids=ids).logits - theirs.eval()(input_ids=ids).logits).abs().max()
+    return {
+        "lm_step_ratio": round(speeds["ours"] / speeds["plain"], 3),
+        "lm_tokens_per_s": round(speeds["ours"]),
+        "plain_tokens_per_s": round(speeds["plain"]),
+        "logits_worst_difference": float(difference),
+        "model": run.run.name,
+        "precision": device.dtype_name,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,64 @@
+"""A pass on tensors without content takes what a real one takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from testbed.memory_step import allocated
+from testbed.tiny_words import tiny_words
+
+from tt_cli.model.traced_pass import traced_flops
+from tt_cli.run import CausalLmRun
+from tt_cli.task import task_of
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512, "n_positions": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen2": {"model_type": "qwen2"},
+    "gpt2": GPT2 | {f"{place}_pdrop": 0.0 for place in ("resid", "embd", "attn")},
+}
+
+
+def longer(**changes: Any) -> CausalLmRun:
+    return tiny_words(**changes).replaced({"model.length": 64})
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (4, 6), (2, 6)])
+def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int) -> None:
+    task = task_of(longer(**MODELS[name]))
+    batch, model = next(task.examples(0).batches(size)), task.new_model()
+
+    def passes() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=itemsize == 2):
+            loss = task.losses(model, batch)[0]
+        loss.backward()
+
+    passes()
+    for parameter in model.parameters():
+        parameter.grad = None
+    need = task.need("cpu", itemsize=itemsize, micro_batch=size)
+    ours = sum(item.bytes for item in need.items if item.what in ("gradients", "activations kept"))
+    assert ours == pytest.approx(allocated(passes), rel=0.05)
+
+
+def test_products_are_counted_twice_for_what_they_multiply() -> None:
+    task = task_of(run := longer(num_key_value_heads=2))
+    config, n = json.loads(run.model.config), run.model.length
+    dim, hidden, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    weights = layers * (4 * dim * dim + 3 * dim * hidden) + config["vocab_size"] * dim
+    attention = layers * 2 * n * n * dim
+    least = 3 * 2 * (n * weights + attention)
+    assert least <= task.flops() <= 1.02 * least
+
+
+def test_the_trace_leaves_nothing_behind() -> None:
+    before = torch.random.get_rng_state()
+    assert (
+        traced_flops(lambda: torch.nn.Linear(4, 8), lambda model: model(torch.zeros(2, 4)).sum()) == 2 * 2 * 2 * 4 * 8
+    )
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert type(torch.zeros(1)) is torch.Tensor
