@@ -3,7 +3,7 @@
 
 The text comes from the Debian package r-cran-janeaustenr, which `apt-get download` fetches where --package names no
 file. Lines of a paragraph are joined, a paragraph is a line, and a chapter is a row; a few chapters are held out by
-their number. docs/words.md tells what is learned from it.
+their number. docs/language-models.md tells what is learned from it.
 """
 
 from __future__ import annotations

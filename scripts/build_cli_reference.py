@@ -13,7 +13,7 @@ Every command of `tt`, as `tt COMMAND --help` says it; made by `scripts/build_cl
 and `--debug`, which shows tracebacks. `tt --install-completion` has your shell complete commands and flags.
 
 Exit codes: 0 done, 1 something outside failed (network, disk, another process), 2 wrong usage, 130 ended by Ctrl-C.
-Commands whose exit codes say more name them. RUN is a built-in name (`emoji`, `emoji-demo`, `dalle`), a TOML file, or
+Commands whose exit codes say more name them. RUN is a built-in name (`emoji`, `words`, `dalle`), a TOML file, or
 `ORGANISATION/REPOSITORY` on the Hub."""
 
 

@@ -15,7 +15,7 @@ from tt_cli.run import folders
 
 @pytest.mark.parametrize(
     "arguments",
-    [["join"], ["aux-peer"], ["monitor"], ["infer", "a red apple", "--run"], ["demo", "--run"]],
+    [["join"], ["aux-peer"], ["monitor"], ["infer", "a red apple", "--run"], ["demo"]],
     ids=lambda arguments: arguments[0],
 )
 def test_an_unknown_run(arguments: list[str], here: Tt, tmp_path: Path) -> None:

@@ -77,3 +77,38 @@ def test_a_data_set_is_streamed_shard_by_shard(hub: HubStandin, tmp_path: Path) 
     assert words.endswith("it has text")
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
     assert secret.startswith("2 cannot read the data set acme/secret")
+
+
+def text_read(name: str) -> tuple[list[str], list[str], int] | str:
+    """In the client's process: documents of an epoch, held-out ones, and the size of a batch; or an error."""
+    from testbed.tiny_words import tiny_words
+
+    from tt_cli.data.text.token_stream import TextTokenizer, TokenStream, held_out_ids, token_ids
+
+    run = tiny_words().replaced({"data": {"source": "hub", "name": name}})
+    tokenizer = TextTokenizer(run)
+    try:
+        train, held_out = (
+            [tokenizer.backend.decode(ids[:-1].tolist()) for ids in found]
+            for found in (token_ids(run, tokenizer, "train", 3), held_out_ids(run, tokenizer))
+        )
+        return train, held_out, len(next(TokenStream(run, tokenizer, 0).batches(4)))
+    except TTError as error:
+        return f"{error.exit_code} {error}"
+
+
+def test_text_is_streamed_and_its_validation_split_is_held_out(hub: HubStandin, tmp_path: Path) -> None:
+    texts = [f"Document {number} says it. " * 9 for number in range(12)]
+    shards = {f"data/train-0000{i}-of-00002.parquet": [{"text": text} for text in texts[i::2]] for i in range(2)}
+    shards["data/validation-00000-of-00001.parquet"] = [{"text": "Nobody trains on it."}]
+    hub.put("dataset", "acme/stories", {name: table(rows, images=False) for name, rows in shards.items()})
+    hub.put("dataset", "acme/numbers", {"data/train-00000.parquet": table([{"number": 1}], images=False)})
+    with spawned(hub.environment(tmp_path)) as call:
+        stories, numbers, missing = (
+            call(text_read, f"acme/{name}").result() for name in ("stories", "numbers", "none")
+        )
+    train, held_out, size = stories
+    assert sorted(train) == sorted(texts) and train != texts and size == 4
+    assert held_out == ["Nobody trains on it."]
+    assert numbers == "2 the data set acme/numbers has no column text; it has number"
+    assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")

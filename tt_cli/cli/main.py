@@ -37,7 +37,7 @@ class CommandEntry:
 
 
 COMMANDS = (
-    CommandEntry("demo", "Start a small swarm on this machine and watch it learn to draw.", "demo", "Try it"),
+    CommandEntry("demo", "Start a small swarm on this machine and watch it learn.", "demo", "Try it"),
     CommandEntry("join", "Train with a run's swarm.", "join", "Take part"),
     CommandEntry("aux-peer", "Keep a run's swarm together; needs no GPU.", "aux_peer", "Take part"),
     CommandEntry("status", "Say what the peers of this machine do, and why.", "running_peers", "Take part"),
@@ -47,7 +47,7 @@ COMMANDS = (
     CommandEntry("doctor", "Find what would keep a peer from working here.", "doctor", "Take part"),
     CommandEntry("explain", "Say what a trouble or an error means.", "doctor", "Take part"),
     CommandEntry("monitor", "Watch a run's swarm.", "monitor", "See what it does"),
-    CommandEntry("infer", "Draw pictures with what a run has learned.", "infer", "See what it does"),
+    CommandEntry("infer", "Draw or write with what a run has learned.", "infer", "See what it does"),
     CommandEntry("convert", "Turn published weights into a checkpoint, and back.", "infer", "See what it does"),
     CommandEntry("init", "Set up a new run.", "init", "Organise"),
     CommandEntry("check", "Validate a run and dry-run one step of it.", "init", "Organise"),

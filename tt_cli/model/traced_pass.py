@@ -16,7 +16,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
-    """The most that a pass holds at one moment beside parameters: activations, and the gradients that are there by then.
+    """The most that a pass holds at one moment beside parameters: activations, and gradients as far as they are there.
 
     make, loss: of the model, and of a batch made there. itemsize: bytes of the products' dtype.
     """
