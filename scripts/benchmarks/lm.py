@@ -40,7 +40,7 @@ class Alone(MicroStep):
 
 def plain(model: Any, batch: Batch, autocast: Callable[[], Any]) -> None:
     """A plain loop's forward and backward of the same."""
-    ids = batch.tensors["ids"]
+    ids = batch.tensors["ids"][:, :-1]  # as many positions as ours computes
     model.zero_grad(set_to_none=True)
     with autocast():
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
