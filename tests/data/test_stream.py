@@ -99,7 +99,7 @@ def test_all_of_the_built_in_examples_are_a_subset_too() -> None:
     ("changes", "message"),
     [
         ({"data.subset": 99_999}, r"data.subset is 99999, but the built-in data 'emoji' have \d+ examples"),
-        ({"data.name": "emojo"}, "no built-in data set is called 'emojo'; built in: emoji"),
+        ({"data.name": "emojo"}, "no built-in data set is called 'emojo'; built in: austen, emoji"),
         ({"vqgan.grid": 4, "vqgan.pixels": 32}, r"do not fit the run file's \[vqgan\]"),
         ({"vqgan.codebook_size": 16}, r"do not fit the run file's \[vqgan\]"),
     ],

@@ -22,7 +22,7 @@ from tt_cli.supervisor.local_swarm import LocalSwarm
 @pytest.mark.promise(
     "A language model's members hold the same parameters to the last bit, a late joiner too, through a kill; the "
     "auxiliary peer's checkpoint writes text",
-    also="tests/task/test_causal_lm_task.py, tests/draw/test_writing.py",
+    also="tests/task/test_causal_lm_task.py",
 )
 def test_a_swarm_trains_a_language_model_that_writes(
     start_swarm: Callable[[RunConfig], LocalSwarm], tmp_path: Path
