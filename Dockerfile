@@ -27,7 +27,7 @@ COPY configs configs
 COPY docs/notebooks docs/notebooks
 COPY docs/troubleshooting.md docs/
 COPY tt_cli tt_cli
-RUN /opt/tt/bin/pip install --no-cache-dir -c scripts/constraints.txt ".[numba,postgres]"
+RUN /opt/tt/bin/pip install --no-cache-dir -c scripts/constraints.txt ".[lm,numba,postgres]"
 
 FROM python:3.11-slim
 ARG TORCH=cpu

@@ -149,6 +149,8 @@ def test_data_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "train.parquet").write_bytes(b"PAR1 nothing")
     assert error(on_files(tmp_path / "damaged")).startswith("cannot read the data set mine: ")
+    assert error(RUN.replaced({"data.column": "body"})) == "the data set austen has no column body; it has text, title"
+    assert "the data set emoji has no column text; it has NSFW, caption" in error(RUN.replaced({"data.name": "emoji"}))
     assert "no built-in data set is called 'bible'" in error(RUN.replaced({"data.name": "bible"}))
 
 

@@ -153,8 +153,8 @@ def infer(
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
     if source.run.kind == "causal_lm":
-        for flag in ("keep", "clip", "batch", "memory", "out"):
-            if locals()[flag] is not None:
+        for flag, given in {"keep": keep, "clip": clip, "batch": batch, "memory": memory, "out": out}.items():
+            if given is not None:
                 raise UsageError(
                     f"--{flag}: has no meaning for text, and {source.run.run.name} is a language model's run"
                 )

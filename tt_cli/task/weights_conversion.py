@@ -68,12 +68,12 @@ def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
 
     Returns facts about it. Raises UsageError for a checkpoint of another kind of run, TTError.
     """
-    from transformers import PreTrainedTokenizerFast
-
     say(f"Reading {file}")
     config, parameters = load_model(file)
     task = CausalLmTask(config)
     model: Any = task.filled_model(parameters, str(file))
+    from transformers import PreTrainedTokenizerFast  # which the model has found to be installed
+
     say(f"Writing {sum(tensor.nbytes for tensor in parameters.values()) / 1e6:.1f} MB")
     with os_errors(f"cannot write {out}"):
         model.save_pretrained(out)

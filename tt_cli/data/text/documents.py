@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def documents(data: TextDataPart, split: str, seed: int | None = None) -> Iterat
     if data.source == "builtin":
         import pyarrow.parquet
 
-        table = pyarrow.parquet.read_table(builtin.checked_file(data.name, f"{split}.parquet"), columns=[data.column])
+        table = pyarrow.parquet.read_table(builtin.checked_file(data.name, f"{split}.parquet"))
+        _check_column(data, table.column_names)
         yield from table.column(data.column).to_pylist()
         return
     with dataset_errors(f"cannot read the data set {data.name}", NO_DATA_SET):
@@ -41,10 +42,13 @@ def documents(data: TextDataPart, split: str, seed: int | None = None) -> Iterat
         if seed is not None:
             rows = rows.shuffle(seed=seed, buffer_size=data.shuffle_buffer, max_buffer_input_shards=SHARDS_AT_ONCE)
         for row in bounded(rows):
-            if data.column not in row:
-                has = ", ".join(sorted(row))
-                raise UsageError(f"the data set {data.name} has no column {data.column}; it has {has}")
+            _check_column(data, row)
             yield row[data.column]
+
+
+def _check_column(data: TextDataPart, columns: Collection[str]) -> None:
+    if data.column not in columns:
+        raise UsageError(f"the data set {data.name} has no column {data.column}; it has {', '.join(sorted(columns))}")
 
 
 def _opened(data: TextDataPart, split: str) -> Any:
