@@ -6,10 +6,14 @@ The kernels are a CPU's; on a GPU attention may take a little less.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Make = Callable[[], nn.Module]
 Loss = Callable[[nn.Module], Tensor]
@@ -21,17 +25,14 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
     make, loss: of the model, and of a batch made there. itemsize: bytes of the products' dtype.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed._tools.mem_tracker import MemTracker
 
     with FakeTensorMode():
-        model, tracker = make(), MemTracker()
-        tracker.track_external(model)
-        with tracker:
+        model = make()
+        with _HeldBytes(model) as held:
             with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
                 value = loss(model)
             value.backward()
-    held = sum(place["Total"] for place in tracker.get_tracker_snapshot("peak").values())
-    return int(held) - sum(parameter.nbytes for parameter in model.parameters())
+    return held.most
 
 
 def traced_flops(make: Make, loss: Loss) -> int:
@@ -43,3 +44,34 @@ def traced_flops(make: Make, loss: Loss) -> int:
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss(make()).backward()
     return int(counter.get_total_flops())
+
+
+class _HeldBytes(TorchDispatchMode):
+    """Bytes of the tensors that are made beside a model's own, while they are held: the most at one moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.most = self._now = 0
+        self._storages = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.most = max(self.most, self._now)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor.untyped_storage())
+        # Two gradients of one tensor, as of tied embeddings: autograd adds in place, but to a third one where somebody
+        # watches. That counts from the next operation on, when what nobody else holds is gone.
+        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+            self.most = max(self.most, self._now)
+        return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._storages:
+            self._storages.add(key)
+            self._now += storage.nbytes()
+            weakref.finalize(storage, self._release, key, storage.nbytes())
+
+    def _release(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self._now -= size
