@@ -60,9 +60,9 @@ class _HeldBytes(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._hold(tensor.untyped_storage())
-        # Two gradients of one tensor, as of tied embeddings: autograd adds in place, but to a third one where somebody
-        # watches. That counts from the next operation on, when what nobody else holds is gone.
-        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+        # The sum of two gradients of one tensor, as of tied embeddings. Autograd adds to the first unless it is a view,
+        # but makes a third one where somebody watches: counted from the next operation on, when the first is gone.
+        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or args[0]._is_view():
             self.most = max(self.most, self._now)
         return result
 
