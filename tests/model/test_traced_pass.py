@@ -10,6 +10,7 @@ import torch
 from testbed.memory_step import allocated
 from testbed.tiny_words import tiny_words
 
+from tt_cli.data.examples import Batch
 from tt_cli.model.traced_pass import traced_flops
 from tt_cli.run import CausalLmRun
 from tt_cli.task import task_of
@@ -18,6 +19,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 2, "vocab_si
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen2": {"model_type": "qwen2"},
+    "wide, tied embeddings": {"hidden_size": 384, "vocab_size": 1024, "num_hidden_layers": 1},
     "gpt2": GPT2 | {f"{place}_pdrop": 0.0 for place in ("resid", "embd", "attn")},
 }
 
@@ -27,10 +29,10 @@ def longer(**changes: Any) -> CausalLmRun:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (4, 6), (2, 6)])
+@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (2, 1), (2, 4)])
 def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int) -> None:
     task = task_of(longer(**MODELS[name]))
-    batch, model = next(task.examples(0).batches(size)), task.new_model()
+    batch, model = Batch({"ids": torch.randint(512, (size, 65))}), task.new_model()
 
     def passes() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=itemsize == 2):
@@ -43,6 +45,17 @@ def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int
     need = task.need("cpu", itemsize=itemsize, micro_batch=size)
     ours = sum(item.bytes for item in need.items if item.what in ("gradients", "activations kept"))
     assert ours == pytest.approx(allocated(passes), rel=0.05)
+
+
+def test_with_many_examples_memory_grows_evenly() -> None:
+    task = task_of(longer())
+
+    def kept(size: int) -> int:
+        need = task.need("cpu", micro_batch=size)
+        return next(item.bytes for item in need.items if item.what == "activations kept")
+
+    three, four, seventy = (kept(size) for size in (3, 4, 70))
+    assert seventy - four == 66 * (four - three)
 
 
 def test_products_are_counted_twice_for_what_they_multiply() -> None:
