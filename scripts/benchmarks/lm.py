@@ -3,13 +3,14 @@
 Ours is what a peer computes of a micro-batch, peer/trainer.py's `MicroStep` up to its gradients, on examples that the
 run's own stream cuts and shuffles; the plain loop calls the model with labels and goes backward. They take turns, a
 few micro-batches each. `lm_step_ratio` is the ratio of medians of tokens a second, `logits_worst_difference` that of a
-plain model that was saved and loaded again with our weights.
+plain model that was saved and loaded again with our weights. `gpt2` has the same of a GPT-2 of about that size.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import tempfile
 import time
@@ -57,10 +58,18 @@ def loaded_again(model: nn.Module) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
-    run = CausalLmRun.of(load_run("words-demo" if args.quick else "words"))
-    turns, few = (5, 4) if args.quick else (15, 6)
+def gpt2_like(run: CausalLmRun) -> CausalLmRun:
+    """The run with a GPT-2 of as many layers and heads, as wide."""
+    config = json.loads(run.model.config)
+    sizes = {"n_layer": config["num_hidden_layers"], "n_head": config["num_attention_heads"]}
+    places = {"n_embd": config["hidden_size"], "n_positions": run.model.length, "vocab_size": config["vocab_size"]}
+    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"bos_token_id": None, "eos_token_id": 0}
+    return run.replaced({"model.config": json.dumps({"model_type": "gpt2", **sizes, **places, **without, **ends})})
+
+
+def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
+    """The figures of a run's model. few: micro-batches in a turn."""
     task = task_of(run)
     device = choose_device("cpu", task, lambda event: None)
     ours = task.new_model()
@@ -81,7 +90,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     sides = {"ours": timed(step.compute), "plain": timed(lambda batch: plain(theirs, batch, autocast))}
     speeds = {name: statistics.median(found) for name, found in in_turns(sides, turns).items()}
-    ids = next(batches).tensors["ids"][:2]
+    ids = next(batches).tensors["ids"][:2, :-1]
     with torch.no_grad():
         own: Any = ours.eval()
         difference = (own(input_ids=ids).logits - theirs.eval()(input_ids=ids).logits).abs().max()
@@ -90,7 +99,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "lm_tokens_per_s": round(speeds["ours"]),
         "plain_tokens_per_s": round(speeds["plain"]),
         "logits_worst_difference": float(difference),
-        "model": run.run.name,
         "precision": device.dtype_name,
-        "threads": torch.get_num_threads(),
     }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    run = CausalLmRun.of(load_run("words-demo" if args.quick else "words"))
+    turns, few = (5, 4) if args.quick else (15, 6)
+    shown = {"model": run.run.name, "threads": torch.get_num_threads()}
+    return {**figures_of(run, turns, few), **shown, "gpt2": figures_of(gpt2_like(run), turns, few)}
