@@ -106,6 +106,7 @@ def test_the_best_are_kept_best_first(run_file: str, home: Path, capsys: pytest.
     arguments = ["infer", "red apple", "sailboat", "--run", run_file, "--candidates", "5", "--seed", "3", "--json"]
     assert main([*arguments, "--out", "all", "--clip", "clip"]) == 0
     everything = json.loads(capsys.readouterr().out)
+    assert everything["keep"] == 5, "all are ranked where none is left out"
     assert main([*arguments, "--out", "best", "--clip", "clip", "--keep", "2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["keep"], told["candidates"], told["clip"], told["tokens"]) == (2, 5, "clip", 640)

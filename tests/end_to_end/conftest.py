@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -80,6 +82,21 @@ def start_together(swarm: LocalSwarm, trainers: Mapping[str, dict[str, Any]]) ->
     assert there, {member.name: member.of(Phase)[-1:] for member in members}
     gate.touch()
     return members
+
+
+def joined_late_and_killed(swarm: LocalSwarm, batch_size: int) -> LocalPeer:
+    """The first of three trainers who agree, after the third joined late and the second was killed."""
+    options = {"batch_size": batch_size}
+    anna, ben = (swarm.start_trainer(name, seed=seed, **options) for seed, name in enumerate(("anna", "ben")))
+    wait_for_step(swarm, 2, "anna", "ben")
+    late = swarm.start_trainer("cleo", seed=2, **options)
+    assert swarm.wait(lambda: any(len(event.members) == 3 for event in committed(late)), WAIT), late.of(Round)
+    assert late.of(Synchronised)[0].source not in ("", "seed")
+
+    os.kill(ben.worker.pid, signal.SIGKILL)
+    wait_for_step(swarm, last_step(anna) + 2, "anna", "cleo")
+    assert_agreed([anna, ben, late, swarm.members["aux"]])
+    return anna
 
 
 def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[LocalPeer]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, wait_for_step
+from end_to_end.conftest import WAIT, joined_late_and_killed
 from testbed.tiny_words import tiny_words
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Progress, Round, Saved, Synchronised
+from tt_cli.supervisor.events import Progress, Saved
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 
@@ -29,15 +27,8 @@ def test_a_swarm_trains_a_language_model_that_writes(
 ) -> None:
     run = tiny_words().replaced({"optimizer": {"min_8bit_size": 4096}, "swarm.large_tensor": 4096})
     swarm = start_swarm(run.replaced({"swarm.target_batch_size": 48, "schedule.total_steps": 1000}))
-    anna, ben = (swarm.start_trainer(name, batch_size=4, seed=seed) for seed, name in enumerate(("anna", "ben")))
-    wait_for_step(swarm, 2, "anna", "ben")
-    late = swarm.start_trainer("cleo", batch_size=4, seed=2)
-    assert swarm.wait(lambda: any(len(event.members) == 3 for event in committed(late)), WAIT), late.of(Round)
-    assert late.of(Synchronised)[0].source not in ("", "seed")
-
-    os.kill(ben.worker.pid, signal.SIGKILL)
-    wait_for_step(swarm, last_step(anna) + 2, "anna", "cleo")
-    assert_agreed([anna, ben, late, aux := swarm.members["aux"]])
+    anna = joined_late_and_killed(swarm, batch_size=4)
+    aux = swarm.members["aux"]
     assert swarm.wait(lambda: bool(aux.of(Saved)), WAIT)
     assert any(event.figures.get("perplexity", 0) > 100 for event in anna.of(Progress))
 

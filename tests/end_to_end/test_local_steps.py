@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import joined_late_and_killed, tiny_run
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Choice, Progress, Round, Synchronised
+from tt_cli.supervisor.events import Choice, Progress
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 
@@ -24,15 +22,7 @@ def test_members_of_local_steps_agree_with_a_late_joiner_and_a_kill(
     optimizer = {"name": "local", "inner_batch": 8}
     changes = {"optimizer": optimizer, "schedule.peak_lr": 4e-3, "swarm.target_batch_size": 96}
     swarm = start_swarm(tiny_run().replaced(changes))
-    anna, ben = (swarm.start_trainer(name, batch_size=8, seed=seed) for seed, name in enumerate(("anna", "ben")))
-    wait_for_step(swarm, 2, "anna", "ben")
-    late = swarm.start_trainer("cleo", batch_size=8, seed=2)
-    assert swarm.wait(lambda: any(len(event.members) == 3 for event in committed(late)), WAIT), late.of(Round)
-    assert late.of(Synchronised)[0].source not in ("", "seed")
-
-    os.kill(ben.worker.pid, signal.SIGKILL)
-    wait_for_step(swarm, last_step(anna) + 2, "anna", "cleo")
-    assert_agreed([anna, ben, late, swarm.members["aux"]])
+    anna = joined_late_and_killed(swarm, batch_size=8)
     told = anna.of(Progress)
     assert max(event.inner_steps or 0 for event in told) > 1
     due = [(event.inner_steps or 0, event.inner_steps_due) for event in told if event.inner_steps_due is not None]

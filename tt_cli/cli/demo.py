@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Plain, argument, exclusive, option, output_switch
+from tt_cli.cli.options import TEXT_TEMPERATURE, TEXT_TOP_P, Plain, argument, exclusive, option, output_switch
 from tt_cli.errors import UsageError, os_errors
 
 if TYPE_CHECKING:
@@ -133,12 +133,9 @@ def _show_text(
     source: WeightsSource, folder: Path, prompts: list[str], seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Compare with a trigram model and write. Returns facts about both."""
-    from tt_cli.cli.infer import TEXT
     from tt_cli.draw.writing import Writer
     from tt_cli.model.sampling.code_choice import Sampling
-
-    def shown(line: str) -> str:
-        return "".join(c if c.isprintable() else "\ufffd" for c in line)  # a model may write what steers a terminal
+    from tt_cli.terminal.format import clean, printable
 
     writer = Writer.of(source, "cpu")
     score = writer.held_out()
@@ -149,10 +146,10 @@ def _show_text(
     )
     prompts, texts = prompts or list(score.beginnings), []
     for prompt in prompts:
-        text, _ = writer.write(prompt, Sampling(TEXT[0], top_p=TEXT[1]), seed, None, lambda piece: None)
+        text, _ = writer.write(prompt, Sampling(TEXT_TEMPERATURE, top_p=TEXT_TOP_P), seed, None, lambda piece: None)
         texts.append({"prompt": prompt, "text": text})
-        say("\n".join(("", *(shown(line) for line in f"{prompt}{text}".splitlines()))))
-    say(f'\nWrite more: tt infer "{shown(prompts[0])}" --checkpoint {source.origin}')
+        say(f"\n{printable(f'{prompt}{text}')}")  # a model may write what steers a terminal
+    say(f'\nWrite more: tt infer "{clean(prompts[0])}" --checkpoint {source.origin}')
     return {"perplexity": score.perplexity, "trigram_perplexity": score.trigram, "texts": texts}
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Json, argument, option, setting, switch
+from tt_cli.cli.options import TEXT_TEMPERATURE, TEXT_TOP_P, Json, argument, option, setting, switch
 from tt_cli.errors import UsageError
+from tt_cli.terminal.format import printable
 from tt_cli.terminal.live_view import output_mode, write_line
 from tt_cli.terminal.progress import progress
 
@@ -48,7 +49,6 @@ CANDIDATES = 4
 # A young model knows the likeliest code long before it is sure of it: at 1.0 a wrong first code spoils the rest.
 TEMPERATURE = 0.5
 TOP_P = 0.9
-TEXT = 0.8, 0.95  # the same of text
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 
 weights = partial(option, panel="What to draw with")
@@ -94,11 +94,12 @@ def infer(
         how("MODEL", "rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)"),
     ] = None,
     temperature: Annotated[
-        float | None, how("T", f"lower: surer, less varied (default {TEMPERATURE}; of text {TEXT[0]})")
+        float | None, how("T", f"lower: surer, less varied (default {TEMPERATURE}; of text {TEXT_TEMPERATURE})")
     ] = None,
     top_k: Annotated[int, how("K", "choose among the K likeliest codes (default 0: off)")] = 0,
     top_p: Annotated[
-        float | None, how("P", f"… among the likeliest that have share P (default {TOP_P}; of text {TEXT[1]}; 1: off)")
+        float | None,
+        how("P", f"… among the likeliest that have share P (default {TOP_P}; of text {TEXT_TOP_P}; 1: off)"),
     ] = None,
     temperature_first: Annotated[
         bool,
@@ -136,11 +137,11 @@ def infer(
     from tt_cli.memory import parse_size
     from tt_cli.model.sampling.code_choice import Sampling
 
-    def sampling_of(usual: tuple[float, float]) -> Sampling:
-        given = (usual[0] if temperature is None else temperature, usual[1] if top_p is None else top_p)
-        return Sampling(given[0], top_k, given[1], temperature_first)
+    def sampling_of(usual_temperature: float, usual_top_p: float) -> Sampling:
+        chosen = usual_temperature if temperature is None else temperature
+        return Sampling(chosen, top_k, usual_top_p if top_p is None else top_p, temperature_first)
 
-    sampling = sampling_of((TEMPERATURE, TOP_P))
+    sampling = sampling_of(TEMPERATURE, TOP_P)
 
     def say(line: str) -> None:
         if not json:
@@ -158,7 +159,8 @@ def infer(
                 raise UsageError(
                     f"--{flag}: has no meaning for text, and {source.run.run.name} is a language model's run"
                 )
-        return _write(source, device, prompts, sampling_of(TEXT), (candidates or 1, tokens, seed), json)
+        usual = sampling_of(TEXT_TEMPERATURE, TEXT_TOP_P)
+        return _write(source, device, prompts, usual, (candidates or 1, tokens, seed), json)
     if tokens is not None:
         raise UsageError(f"--tokens: has no meaning for pictures, and {source.run.run.name} draws")
     models = load_models(source, device)
@@ -172,7 +174,7 @@ def infer(
         warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
     facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": pictures, **vars(sampling)}
     if ranker is not None:
-        facts |= {"keep": keep or candidates, "clip": ranker.name}
+        facts |= {"keep": keep or pictures, "clip": ranker.name}
     with output_folder(out, source.run.run.name) as folder:
         started = time.monotonic()
         with progress("Drawing", "tokens") as on_progress:
@@ -222,7 +224,7 @@ def _write(
 
     def show(piece: str) -> None:
         if not json:  # a model may write what steers a terminal
-            print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in piece), end="", flush=True)
+            print(printable(piece), end="", flush=True)
 
     writer, (each, most, seed) = Writer.of(source, device), how
     texts, written, started = list[dict[str, Any]](), 0, time.monotonic()

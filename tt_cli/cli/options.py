@@ -68,6 +68,7 @@ network_setting = partial(setting, panel="Network")
 network_switch = partial(switch, panel="Network")
 output_switch = partial(switch, panel="Output")
 
+TEXT_TEMPERATURE, TEXT_TOP_P = 0.8, 0.95  # with which language models write
 Run = Annotated[str, argument("RUN", "built-in name, TOML file, or ORGANISATION/REPOSITORY")]
 Announce = Annotated[
     list[str] | None, network_setting("announce", "MULTIADDR", "tell others this address, e.g. behind NAT")

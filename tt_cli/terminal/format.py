@@ -29,8 +29,12 @@ LEVEL_STYLES: Mapping[str, str] = {"info": "", "warning": "yellow", "error": "re
 
 def clean(text: str) -> str:
     """`text` on one line without control, escape or direction characters (they become "?")."""
-    text = " ".join(text.split())
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """`text` as it is, but for control, escape and direction characters (they become "?"); newlines stay."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def short_id(peer_id: str) -> str:

@@ -10,6 +10,7 @@ from tt_cli.data import builtin
 from tt_cli.data.folder_walk import files_below
 from tt_cli.data.memory_bound import bounded
 from tt_cli.data.stream.shard_locations import NoSplit, of_split
+from tt_cli.data.stream.subset import SHARDS_AT_ONCE
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.dataset_errors import dataset_errors
 from tt_cli.hub.hub_files import NO_DATA_SET
@@ -21,7 +22,6 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
     ".txt": ("text", {"sample_by": "document"}),
 }
-SHARDS_AT_ONCE = 1  # see data/stream/subset.py
 
 
 def documents(data: TextDataPart, split: str, seed: int | None = None) -> Iterator[Any]:
@@ -55,24 +55,23 @@ def _opened(data: TextDataPart, split: str) -> Any:
     import datasets
 
     if data.source == "hub":
-        splits = datasets.get_dataset_split_names(data.name, data.configuration, revision=data.revision)
+        splits = datasets.load_dataset(data.name, data.configuration, revision=data.revision, streaming=True)
         if split not in splits:
             raise NoSplit(f"the data set {data.name} has no split '{split}'; it has {' and '.join(splits)}")
-        options: dict[str, Any] = {"name": data.configuration, "revision": data.revision}
-        return datasets.load_dataset(data.name, split=split, streaming=True, **options)
+        return splits[split]
     place = Path(data.location or "").expanduser()
     if not place.exists():
         raise UsageError(f"cannot read the data set {place}: there is no such file or folder; check data.location")
-    found = {str(file): file for file in ([place] if place.is_file() else files_below(place, _fail))}
-    suffixes = sorted({file.suffix for file in found.values()} & FORMATS.keys())
+    found = [place] if place.is_file() else files_below(place, _fail)
+    suffixes = sorted({file.suffix for file in found} & FORMATS.keys())
     if len(suffixes) != 1:
         what = f"{' and '.join(suffixes)} files" if suffixes else f"no file that ends in {', '.join(FORMATS)}"
         raise UsageError(f"cannot read the data set {place}: it has {what}; put files of one kind there")
-    relative = {str(file.relative_to(place.parent if place.is_file() else place)): file for file in found.values()}
-    names = of_split([name for name, file in relative.items() if file.suffix in suffixes], split, str(place))
+    base = place.parent if place.is_file() else place
+    files = {str(file.relative_to(base)): str(file) for file in found if file.suffix in suffixes}
     kind, options = FORMATS[suffixes[0]]
-    files = [str(relative[name]) for name in names]
-    return datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)
+    paths = [files[name] for name in of_split(files, split, str(place))]
+    return datasets.load_dataset(kind, data_files=paths, split="train", streaming=True, **options)
 
 
 def _fail(error: OSError) -> None:
