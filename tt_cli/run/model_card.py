@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from tt_cli.run.checkpoint_names import name_of
-from tt_cli.run.run_config import DalleRun, RunConfig
+from tt_cli.run.run_config import RunConfig
 from tt_cli.run.run_source import RUN_FILE
 
 # Kinds whose models `tt infer` uses: for what, how the Hub calls that, and a prompt.
@@ -41,7 +41,7 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None) ->
     lines += ["```", "", "## Facts", "", "| | |", "|---|---|"]
     facts = {
         "identity": run.identity,
-        **_model(run),
+        **run.described(),
         "data": run.data.name,
         "steps": f"{run.schedule.total_steps:,}, each of {run.swarm.target_batch_size:,} examples",
     }
@@ -68,15 +68,6 @@ def with_checkpoints(text: str, run: RunConfig, published: Mapping[int, float | 
         for step, loss in sorted(published.items(), reverse=True):
             lines.append(f"| {step:,} | {'' if loss is None else f'{loss:.4f}'} | `{name_of(step)}` |")
     return "\n".join([before + begin, *lines, end + after])
-
-
-def _model(run: RunConfig) -> dict[str, str]:
-    words = {} if isinstance(run, DalleRun) else {"kind": run.kind}
-    if {"layers", "dim", "heads"} <= (measures := run.measures()).keys():
-        words["model"] = "{layers} layers of width {dim}, {heads} heads".format_map(measures)
-    if isinstance(run, DalleRun):
-        words["pictures"] = f"{run.vqgan.pixels} x {run.vqgan.pixels}, {run.vqgan.grid} x {run.vqgan.grid} codes"
-    return words
 
 
 def _closed(run: RunConfig) -> bool:

@@ -71,6 +71,13 @@ class RunConfig(sections.Section):
         """
         return {}
 
+    def described(self) -> dict[str, str]:
+        """What is trained, in words for people: label → value."""
+        words, measures = {"kind": self.kind}, self.measures()
+        if {"layers", "dim", "heads"} <= measures.keys():
+            words["model"] = "{layers} layers of width {dim}, {heads} heads".format_map(measures)
+        return words
+
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
         return ((name, getattr(self, name)) for name in self.tables())
 
@@ -184,6 +191,13 @@ class DalleRun(RunConfig):
             "text_tokens": model.text_length,
             "image_tokens": vqgan.grid**2,
             "vocabulary": self.tokenizer.vocab_size + model.text_length + vqgan.codebook_size,
+        }
+
+    def described(self) -> dict[str, str]:
+        pixels, grid = self.vqgan.pixels, self.vqgan.grid
+        return {
+            "model": super().described()["model"],
+            "pictures": f"{pixels} x {pixels}, {grid} x {grid} codes",
         }
 
 
