@@ -9,6 +9,7 @@ import pytest
 import torch
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
+from task.test_digits import RUN as DIGITS
 from told import Told
 
 from tt_cli.auxiliary import evaluator as room
@@ -16,6 +17,8 @@ from tt_cli.auxiliary.evaluator import Evaluator, spread
 from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, GENERAL_PROMPTS, SamplesOptions, checked_prompts
 from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint.checkpoint_files import load
+from tt_cli.checkpoint.checkpoint_files import save as write_checkpoint
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example
 from tt_cli.data.shard_format import write_shard
@@ -23,6 +26,7 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import RunConfig, folders
+from tt_cli.task import task_of
 
 pytestmark = pytest.mark.slow
 
@@ -222,6 +226,26 @@ def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: p
     assert {(row["heldout_loss"], len(row["pictures"])) for row in rows(run)} == {(None, 0)}
 
 
+def test_of_another_kind_nothing_is_drawn_and_what_cannot_be_measured_is_done_once(opened: Open) -> None:
+    model, told = task_of(DIGITS).new_model(), list[str]()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def save_digits(step: int) -> None:
+        write_checkpoint(
+            folders.checkpoints(DIGITS), TrainingState(step, parameters, {}, DIGITS.to_toml(), DIGITS.identity), keep=10
+        )
+
+    save_digits(3)
+    assert opened(DIGITS, told).look()
+    splits = "the data set digits has no split heldout, validation or test"
+    assert told == [f"{splits}: nothing is measured", "step 3: nothing to measure with"]
+    assert not opened(DIGITS).look(), "nor after a restart"
+    save_digits(13)
+    assert opened(DIGITS).look()
+    seen = [(row["step"], row["heldout_loss"], row["pictures"]) for row in rows(DIGITS)]
+    assert seen == [(3, None, []), (13, None, [])]
+
+
 def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: Open, tmp_path: Path) -> None:
     def write(split: str, examples: Sequence[Example]) -> None:
         rows = [{"caption": one.caption, "code": one.codes.astype("<i2").tobytes()} for one in examples]
@@ -291,6 +315,9 @@ def test_prompts_suit_the_data_and_are_checked() -> None:
     for bad in ([" "], ["a\nb"], ["\x1b[31m"], ["x" * 301], [f"prompt {number}" for number in range(25)]):
         with pytest.raises(UsageError, match="^--prompt: "):
             checked_prompts(RUN, bad)
+    assert checked_prompts(DIGITS, []) == []
+    with pytest.raises(UsageError, match="^--prompt: run digits is of kind digits, from which nothing is drawn$"):
+        checked_prompts(DIGITS, ["owl"])
 
 
 def test_its_process_does_so_while_its_peer_lives(tiny: Tiny, folder: Path, tmp_path: Path) -> None:

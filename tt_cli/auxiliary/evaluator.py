@@ -9,7 +9,6 @@ Notable:
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -119,7 +118,9 @@ class Evaluator:
         return last is None or step >= last + self._every or (ends and step > last)
 
     def _done(self, row: Row) -> bool:
-        return row["heldout_loss"] is not None if self._heldout else bool(row["pictures"])
+        if self._heldout:
+            return row["heldout_loss"] is not None
+        return bool(row["pictures"]) or not isinstance(self._task, DalleTask)  # there is nothing but the row
 
     def _evaluate(self, path: Path, at: float, size: int) -> bool:
         """Raises CheckpointError for one that cannot be used, or is gone."""
@@ -141,9 +142,10 @@ class Evaluator:
         self._tidy()
         results = [] if loss is None else [f"held-out loss {loss:.4f}"]
         if loss is not None and self._run.kind == "causal_lm":
-            results[0] += f" (perplexity {math.exp(loss):.2f})"
+            results[0] += f" (perplexity {torch.tensor(loss).exp():.2f})"  # inf of what has diverged
         results += [plural(len(files), "picture")] if files else []
-        self.activity = f"step {step}: {', '.join(results) or 'nothing to measure and to draw with'}"
+        wanted = "measure and to draw" if isinstance(task, DalleTask) else "measure"
+        self.activity = f"step {step}: {', '.join(results) or f'nothing to {wanted} with'}"
         self._tell(self.activity, "info")
         return True
 

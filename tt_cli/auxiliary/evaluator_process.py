@@ -1,4 +1,4 @@
-"""Pictures along the way beside an auxiliary peer: a process of its own that draws from the run's checkpoints."""
+"""Evaluation along the way beside an auxiliary peer: a process of its own that measures and draws with checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,14 @@ class SamplesOptions:
 
 
 def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
-    """The prompts to draw for, each once; those for the run's data where none is given. Raises UsageError."""
+    """The prompts to draw for, each once; those for the run's data where none is given. Raises UsageError.
+
+    A run of another kind than DALL-E's has none.
+    """
+    if not isinstance(run, DalleRun):
+        if given:
+            raise UsageError(f"--prompt: run {run.run.name} is of kind {run.kind}, from which nothing is drawn")
+        return []
     for prompt in given:
         if not prompt.strip() or not prompt.isprintable():
             raise UsageError('--prompt: must be one line of text, such as --prompt "red apple"')
@@ -76,13 +83,13 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
     leave_at_once(orders)
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
-    draws = f", and draws from them: {', '.join(opts.prompts)}" if run.kind == DalleRun.kind else ""
+    draws = f", and draws from them: {', '.join(opts.prompts)}" if opts.prompts else ""
     emit(Log(f"measures checkpoints every {opts.every} steps{draws}"))
     while True:
         wait = LOOK_SECONDS
         try:
             if lease is not None and (leader := lease.other()):  # who writes into the same history
-                heartbeat(f"…{leader[-6:]} leads, and draws")
+                heartbeat(f"…{leader[-6:]} leads, and evaluates")
             else:
                 evaluator.look()
                 heartbeat(evaluator.activity)

@@ -96,7 +96,7 @@ def aux_peer(
         int | None, tcp_port("its TCP port (default: the one after the aux peer's)", ASSISTANT)
     ] = None,
     samples: Annotated[
-        bool, switch("--samples", "measure the held-out loss and draw, now and then, for the web page", PICTURES)
+        bool, switch("--samples", "measure the held-out loss, and draw if the run does, for the web page", PICTURES)
     ] = False,
     samples_every: Annotated[
         int | None, option("STEPS", f"global steps in between (default {EVERY_STEPS})", PICTURES, min=1, max=10**9)
@@ -152,7 +152,7 @@ def aux_peer(
     if samples:
         drawing = SamplesOptions(config.to_toml(), samples_every or EVERY_STEPS, checked_prompts(config, prompt or []))
     elif prompt or samples_every:
-        raise UsageError("--prompt and --samples-every: add --samples, which switches drawing on")
+        raise UsageError("--prompt and --samples-every: add --samples, which switches evaluation on")
     publishing, unpublished = (None, "") if no_publish else _publishing(config, publish, 60.0 * publish_every)
     page = WebOptions(config.to_toml(), name_for_others(run, config), host, web_port)
     options: dict[str, Any] = {
