@@ -6,7 +6,9 @@ import io
 import json
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from monitor.made import snapshot, trainer
 from PIL import Image
 
 from tests.web.recorded import RUN, TABLES
+from tt_cli.run import RunConfig
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.web.queries import Answers
 from tt_cli.web.web_app import make_app
@@ -33,9 +36,19 @@ CHECKPOINTS = 12
 
 
 class MadeHistory:
-    """What a HistoryReader tells, of `steps` recorded steps and `peers` peers. Deterministic."""
+    """What a HistoryReader tells, of `steps` recorded steps and `peers` peers. Deterministic.
 
-    def __init__(self, steps: int = 0, peers: int = 0):
+    figures: that each trainer tells beside its loss. prompts: of which pictures were drawn.
+    """
+
+    def __init__(
+        self,
+        steps: int = 0,
+        peers: int = 0,
+        figures: Mapping[str, float] = MappingProxyType({}),
+        prompts: Sequence[str] = PROMPTS,
+    ):
+        self._prompts = prompts
         random, at = np.random.default_rng(1), np.arange(1, steps + 1)
         done = at / max(1, steps)
         self._told_at = time.time()  # a snapshot of another time is news
@@ -54,6 +67,7 @@ class MadeHistory:
                     "inner_steps": index,
                     "sent_per_hour": 222_000_000 * (index > 2),
                     "received_per_hour": 1_400_000_000,
+                    "figures": dict(figures),
                 },
                 **({"role": "aux", "samples_per_second": 0.0} if index == 5 else {}),
             }
@@ -124,7 +138,7 @@ class MadeHistory:
                 **{"step": self.step * (index + 1) // CHECKPOINTS, "time": self._began, "digest": f"{index:064x}"},
                 **{"bytes": 503_700_000, "url": f"checkpoints/{index}" if index % 2 else None},
                 "heldout_loss": round(6.8 - 0.3 * index, 3),
-                "pictures": [{"prompt": prompt, "file": f"{index}-{n}.png"} for n, prompt in enumerate(PROMPTS)],
+                "pictures": [{"prompt": prompt, "file": f"{index}-{n}.png"} for n, prompt in enumerate(self._prompts)],
             }
             for index in range(CHECKPOINTS if self._steps else 0)
         ]
@@ -142,9 +156,9 @@ def draw_pictures(folder: Path) -> None:
 class Served:
     """The page's server on a port of this machine; `gone()` and `back()` are an aux peer that ends and returns."""
 
-    def __init__(self, history: MadeHistory, pictures: Path):
+    def __init__(self, history: MadeHistory, pictures: Path, run: RunConfig = RUN):
         self.history, self._pictures = history, pictures
-        self.answers = Answers(history, RUN, "emoji", calculator=TABLES)  # type: ignore[arg-type]
+        self.answers = Answers(history, run, run.run.name, calculator=TABLES)  # type: ignore[arg-type]
         self._port, self.listens = 0, False
         self.back()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from task.test_digits import RUN as DIGITS
 
 from tests.web.recorded import RUN, TABLES, write_history
 from tests.web.standin import HOSTILE, MadeHistory, Served, draw_pictures
@@ -152,6 +153,28 @@ def test_an_empty_run_says_so(context: BrowserContext, axe: str, tmp_path: Path)
     assert complaints(page) == []
     page.close()
     empty.gone()
+
+
+def test_a_run_of_another_kind_shows_its_own_figures_and_no_pictures(
+    context: BrowserContext, axe: str, tmp_path: Path
+) -> None:
+    digits = Served(MadeHistory(500, 4, {"wrong": 0.125}, prompts=()), tmp_path, DIGITS)
+    page = opened(context, digits)
+    facts = page.locator("#facts").inner_text().split("\n")
+    assert facts[facts.index("Kind") + 1] == "digits" and not {"Layers", "One example", "Vocabulary"} & {*facts}
+    choose(page.get_by_role("radio", name="Table"))
+    heads = page.locator("#swarm-table th").all_inner_texts()
+    assert page.locator("#swarm-table tbody tr").first.locator("td").all_inner_texts()[heads.index("Figures")] == (
+        "wrong 0.125"
+    )
+    expect(page.locator("#f-loss-of")).to_have_text("of the last step")
+    for absent in ("#samples", "#newest", "#memory", "a[href='#samples']"):
+        expect(page.locator(absent).first).to_be_hidden()
+    said = page.locator("body").inner_text()
+    assert not re.search(r"pictur|draws|drawn|\bnull\b|undefined|NaN|infer\.ipynb", said, re.IGNORECASE)
+    assert violations(page, axe) == [] and fits(page) and complaints(page) == []
+    page.close()
+    digits.gone()
 
 
 def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Served) -> None:
@@ -327,6 +350,7 @@ def test_inner_steps_and_bytes_an_hour_stand_apart_from_global_steps(context: Br
     choose(page.get_by_role("radio", name="Table"))
     heads = page.locator("#swarm-table th").all_inner_texts()
     rows = [row.locator("td").all_inner_texts() for row in page.locator("#swarm-table tbody tr").all()[2:4]]
+    assert "Figures" not in heads
     shown = [[row[heads.index(head)] for head in ("Inner steps", "Up, down an hour")] for row in rows]
     assert shown == [["2", "–, 1.4 GB"], ["3", "222 MB, 1.4 GB"]]
 

@@ -161,15 +161,20 @@ def test_what_it_answers(filled: Path) -> None:
 def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
     words = load_run("words")
     answers = Answers(HistoryReader(database_url(filled)), words, "words", calculator=Tables(words, "words"))
-    run, figures, own, page = asked(answers, filled, "/api/run", "/api/figures", "/api/calculator", "/")
+    run, figures, own, draws, page = asked(
+        answers, filled, "/api/run", "/api/figures", "/api/calculator", "/notebooks/infer.ipynb", "/"
+    )
     sizes = {"layers": 6, "dim": 192, "heads": 6, "text_tokens": 256, "image_tokens": None, "vocabulary": 512}
     assert sizes.items() <= run.json()["model"].items() and "pixels" not in run.json()["data"]
     schemas.Run.model_validate(run.json())
     assert {figure["label"] for figure in figures.json()["streaming"]} == {"data set", "examples computed so far"}
-    assert own.status_code == 404 and "one picture" not in figures.text
+    assert run.json()["described"] == {"kind": "causal_lm", "model": "6 layers of width 192, 6 heads"}
+    assert (own.status_code, draws.status_code) == (404, 404) and "one picture" not in figures.text
     assert '<section id="samples" class="wide" aria-labelledby="h-samples" hidden>' in page.text
     assert "What it draws" in page.text and "codes once" not in page.text
-    pictures = asked(answers_in(filled), filled, "/")[0].text
+    run, page = asked(answers_in(filled), filled, "/api/run", "/")
+    pictures = page.text
+    assert "described" not in run.json()
     assert '<section id="samples" class="wide" aria-labelledby="h-samples">' in pictures and "codes once" in pictures
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from conftest import Tt
+from task.test_digits import RUN as DIGITS
 
 from tests.web.recorded import RUN, TABLES, write_history
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import database_url
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.queries import Answers
@@ -51,6 +53,16 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o755
     for notebook in answer(out, "run")["join"]["notebooks"]:
         assert "emoji" in (out / notebook).read_text()
+
+
+def test_a_run_of_another_kind_is_exported_without_what_draws(tmp_path: Path) -> None:
+    write_history(tmp_path / "run", steps=3)
+    reader, out = HistoryReader(database_url(tmp_path / "run")), tmp_path / "site"
+    export(Answers(reader, DIGITS, "digits", calculator=Tables(DIGITS, "digits")), tmp_path, out)
+    reader.close()
+    assert answer(out, "run")["described"] == {"kind": "digits"} and not [*out.glob("api/calculator-*")]
+    assert [file.name for file in (out / "notebooks").iterdir()] == ["join.ipynb"]
+    assert '<section id="samples" class="wide" aria-labelledby="h-samples" hidden>' in (out / "index.html").read_text()
 
 
 def test_an_earlier_export_is_replaced_as_a_whole(tmp_path: Path) -> None:

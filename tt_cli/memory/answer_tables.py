@@ -17,7 +17,7 @@ from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import Subject
 from tt_cli.memory.run_subject import OfRun
-from tt_cli.run import DalleRun, RunConfig
+from tt_cli.run import RunConfig
 
 RUN = "run"  # the name under which a page asks about its own run
 SIZES = tuple(2**power for power in range(8))  # micro-batches
@@ -52,8 +52,7 @@ class Tables:
 
     def __init__(self, run: RunConfig, name: str):
         self._run, self._name = run, name
-        own = (RUN,) if isinstance(run, DalleRun) else ()  # another kind's is asked of torch, which a page does without
-        self.names = (*own, *ARCHITECTURES)
+        self.names = (RUN, *ARCHITECTURES)
 
     def table(self, name: str) -> dict[str, Any]:
         """The table of one of `names`; takes up to some seconds. Raises UsageError for any other name."""
@@ -74,7 +73,7 @@ class Tables:
             "parameters": any_subject.answer(1).parameters,
             "sequence": any_subject.described()["sequence"],
             "models": [
-                *({"name": own, "title": f"{self._run.run.name}: this run"} for own in self.names if own == RUN),
+                {"name": RUN, "title": f"{self._run.run.name}: this run"},
                 *({"name": model.name, "title": model.title} for model in ARCHITECTURES.values()),
             ],
             "choices": [

@@ -7,7 +7,7 @@ from typing import Any
 
 from tt_cli.terminal.troubleshooting import documentation
 
-NAMES = ("join.ipynb", "infer.ipynb")
+NAMES = ("join.ipynb", "infer.ipynb")  # the second draws
 CONTENT_TYPE = "application/x-ipynb+json"
 _RUN = ('os.environ.get("TT_NOTEBOOK_RUN", "emoji")', 'os.environ.get("TT_NOTEBOOK_RUN", {})')
 _PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOOK_PEERS", {})')

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from tt_cli.errors import TTError
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.memory.answer_tables import Tables
-from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 from tt_cli.web.run_facts import figures, run_facts
 from tt_cli.web.step_columns import StepColumns
 
@@ -32,7 +32,7 @@ class NothingYet(Exception):
 class Answers:
     """Answers about one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
 
-    calculator: None: the page goes without.
+    calculator: None: the page goes without, as it does for other kinds than DALL-E, whose tables torch would make.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Answers:
         calculator: Tables | None = None,
     ):
         self.source, self._run, self._name, self._clock = source, run, name, clock
-        self.calculator = calculator
+        self.calculator = calculator if isinstance(run, DalleRun) else None
         self.history = StepColumns(source)
 
     def run(self) -> Content:

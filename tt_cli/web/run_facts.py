@@ -25,7 +25,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
     """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
-    repository = run.checkpoints.repository
+    repository, draws = run.checkpoints.repository, isinstance(run, DalleRun)
     return {
         "name": run.run.name,
         "identity": run.identity,
@@ -45,10 +45,11 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
         "join": {
             "commands": [_join(run, name, addresses)],
             "peers": list(addresses),
-            "notebooks": [f"notebooks/{name}" for name in NAMES],
+            "notebooks": [f"notebooks/{name}" for name in NAMES[: None if draws else 1]],
         },
         "run_file": run.to_toml(),
         "checkpoints_at": f"{HUB}/{repository}" if repository else None,
+        **({} if draws else {"described": run.described()}),
     }
 
 

@@ -61,7 +61,10 @@ class Join(Form):
 
 
 class Run(Form):
-    """The run itself. data: the run file's table. run_file: TOML. checkpoints_at: an address."""
+    """The run itself. data: the run file's table. run_file: TOML. checkpoints_at: an address.
+
+    described: what is trained, in words, where that is no DALL-E.
+    """
 
     name: str
     identity: str
@@ -76,6 +79,7 @@ class Run(Form):
     join: Join
     run_file: str
     checkpoints_at: str | None
+    described: dict[str, str] = {}
 
 
 class Snapshot(SwarmNow):

@@ -96,8 +96,8 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
     for file in STATIC.iterdir():
         shutil.copyfile(file, folder / file.name)
     (folder / "notebooks").mkdir()
-    for name in notebooks.NAMES:
-        (folder / "notebooks" / name).write_bytes(notebooks.notebook(name, contents["run"]))
+    for file in map(Path, contents["run"]["join"]["notebooks"]):
+        (folder / file).write_bytes(notebooks.notebook(file.name, contents["run"]))
     (folder / "index.html").write_text(index_html(contents["run"], static=True), encoding="utf-8")
     (folder / MARK).write_text(json.dumps({"run": contents["run"]["identity"], "step": newest}) + "\n")
     return newest, pictures_copied

@@ -142,10 +142,11 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     @app.get("/notebooks/{name}", include_in_schema=False)
     def joining(name: str) -> Response:
         """One for Colab or Kaggle, with the run in it."""
-        if name not in notebooks.NAMES:
+        facts = answers.run()
+        if f"notebooks/{name}" not in facts["join"]["notebooks"]:
             raise HTTPException(404, "no such notebook")
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return Response(notebooks.notebook(name, answers.run()), 200, headers, notebooks.CONTENT_TYPE)
+        return Response(notebooks.notebook(name, facts), 200, headers, notebooks.CONTENT_TYPE)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     def index(request: Request) -> Response:

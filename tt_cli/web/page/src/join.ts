@@ -97,6 +97,9 @@ function showFacts(run: Run): void {
         ? `${words.short(model.effective)} counted layer by layer`
         : "",
     ],
+    ...Object.entries(run.described ?? {})
+      .filter(([name]) => name !== "model" || model.layers === null) // which follows in figures
+      .map(([name, value]): Fact => [plain(name[0]!.toUpperCase() + name.slice(1), 40), plain(value, 80), ""]),
     ...known(model.layers, [
       "Layers",
       words.count(model.layers),

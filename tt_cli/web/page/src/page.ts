@@ -90,10 +90,11 @@ async function everything(): Promise<void> {
     ask("run").then((run) => {
       showRun(run);
       hero.run(run);
+      swarm.figures = run.described !== undefined;
+      if (!run.described) return calculator.load();
     }),
     plots.load(),
     seldom(),
-    calculator.load(),
   ]);
 }
 

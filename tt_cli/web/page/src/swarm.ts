@@ -11,6 +11,7 @@ const TILES = 400; // beyond that a tile is smaller than a fingertip's pixel; th
 const REDRAW_MS = 3000;
 
 export class Swarm {
+  figures = false; // the table has those that a task tells beside its loss
   private now: Snapshot | null = null;
   private drawnAt = 0;
   private shown = "";
@@ -158,6 +159,7 @@ export class Swarm {
         ...(now.inner_steps == null
           ? []
           : [{ head: "Inner steps", number: true, cell: (peer: Peer) => words.count(peer.inner_steps) }]),
+        ...(this.figures ? [{ head: "Figures", cell: figures }] : []),
         {
           head: "Up, down an hour",
           number: true,
@@ -178,3 +180,9 @@ export class Swarm {
 }
 
 const plural = words.plural;
+
+/** "perplexity 12.3, wrong 0.125": each by its own name. */
+const figures = (peer: Peer): string =>
+  Object.entries(peer.figures ?? {})
+    .map(([name, value]) => `${plain(name, 24)} ${words.loss(value)}`)
+    .join(", ") || "–";
