@@ -10,6 +10,7 @@ import torch
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
 from task.test_digits import RUN as DIGITS
+from testbed.tiny_words import tiny_words
 from told import Told
 
 from tt_cli.auxiliary import evaluator as room
@@ -209,7 +210,7 @@ def test_without_the_vqgans_weights_the_loss_is_measured_alone(opened: Open) -> 
     assert opened(run, told).look()
     (row,) = rows(run)
     assert row["heldout_loss"] is not None and row["pictures"] == []
-    assert len(told) == 2 and told[0].startswith("no pictures are drawn: ") and "\n" not in told[0]
+    assert len(told) == 2 and told[0].startswith("no samples are made: ") and "\n" not in told[0]
     assert not opened(run).look()
 
 
@@ -224,6 +225,25 @@ def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: p
         assert evaluator.look() is due
     assert evaluator.activity == "step 8: nothing to measure and to draw with"
     assert {(row["heldout_loss"], len(row["pictures"])) for row in rows(run)} == {(None, 0)}
+
+
+def test_a_language_model_writes_on_from_the_prompts(opened: Open) -> None:
+    run, told = tiny_words(), list[str]()
+    parameters = {name: parameter.detach() for name, parameter in task_of(run).new_model().named_parameters()}
+    for step in (3, 13):
+        state = TrainingState(step, parameters, {}, run.to_toml(), run.identity)
+        write_checkpoint(folders.checkpoints(run), state, keep=10)
+        assert opened(run, told).look()
+    assert not opened(run).look()
+    assert told[0].startswith("step 3: held-out loss 6.2") and told[0].endswith("), 2 texts")
+    first, second = rows(run)
+    written = files(folders.run_folder(run))
+    for row in (first, second):
+        assert [picture["prompt"] for picture in row["pictures"]] == sorted(PROMPTS)  # type: ignore[attr-defined]
+        for picture in row["pictures"]:  # type: ignore[attr-defined]
+            text = written.pop(picture["file"]).decode()
+            assert picture["file"].endswith(".txt") and text.startswith(picture["prompt"]) and len(text) > 20
+    assert not written
 
 
 def test_of_another_kind_nothing_is_drawn_and_what_cannot_be_measured_is_done_once(opened: Open) -> None:
@@ -258,7 +278,7 @@ def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: O
     tiny.save(folders.checkpoints(run), 3)
     assert opened(run, told).look()
     assert rows(run)[0]["heldout_loss"] is None
-    assert told[0].endswith("has no split heldout, validation or test: pictures only")
+    assert told[0].endswith("has no split heldout, validation or test: samples only")
 
     write("validation", heldout)
     tiny.save(folders.checkpoints(run), 13)
@@ -300,7 +320,7 @@ def test_a_disk_without_room_is_one_line_and_tried_again(tiny: Tiny, folder: Pat
     evaluator = opened()
     (folder / "pictures").write_text("a file in the folder's place")
     save(tiny, 3)
-    with pytest.raises(TTError, match="^cannot write pictures to "):
+    with pytest.raises(TTError, match="^cannot write samples to "):
         evaluator.look()
     (folder / "pictures").unlink()
     assert evaluator.look()
@@ -315,6 +335,7 @@ def test_prompts_suit_the_data_and_are_checked() -> None:
     for bad in ([" "], ["a\nb"], ["\x1b[31m"], ["x" * 301], [f"prompt {number}" for number in range(25)]):
         with pytest.raises(UsageError, match="^--prompt: "):
             checked_prompts(RUN, bad)
+    assert "Once upon a time" in checked_prompts(tiny_words(), []) and checked_prompts(tiny_words(), ["x"]) == ["x"]
     assert checked_prompts(DIGITS, []) == []
     with pytest.raises(UsageError, match="^--prompt: run digits is of kind digits, from which nothing is drawn$"):
         checked_prompts(DIGITS, ["owl"])

@@ -38,7 +38,7 @@ CHECKPOINTS = 12
 class MadeHistory:
     """What a HistoryReader tells, of `steps` recorded steps and `peers` peers. Deterministic.
 
-    figures: that each trainer tells beside its loss. prompts: of which pictures were drawn.
+    figures: that each trainer tells beside its loss. prompts: for which samples were made, of this suffix.
     """
 
     def __init__(
@@ -47,8 +47,9 @@ class MadeHistory:
         peers: int = 0,
         figures: Mapping[str, float] = MappingProxyType({}),
         prompts: Sequence[str] = PROMPTS,
+        suffix: str = "png",
     ):
-        self._prompts = prompts
+        self._prompts, self._suffix = prompts, suffix
         random, at = np.random.default_rng(1), np.arange(1, steps + 1)
         done = at / max(1, steps)
         self._told_at = time.time()  # a snapshot of another time is news
@@ -138,7 +139,9 @@ class MadeHistory:
                 **{"step": self.step * (index + 1) // CHECKPOINTS, "time": self._began, "digest": f"{index:064x}"},
                 **{"bytes": 503_700_000, "url": f"checkpoints/{index}" if index % 2 else None},
                 "heldout_loss": round(6.8 - 0.3 * index, 3),
-                "pictures": [{"prompt": prompt, "file": f"{index}-{n}.png"} for n, prompt in enumerate(self._prompts)],
+                "pictures": [
+                    {"prompt": prompt, "file": f"{index}-{n}.{self._suffix}"} for n, prompt in enumerate(self._prompts)
+                ],
             }
             for index in range(CHECKPOINTS if self._steps else 0)
         ]

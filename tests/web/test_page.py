@@ -16,12 +16,13 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 from task.test_digits import RUN as DIGITS
 
 from tests.web.recorded import RUN, TABLES, write_history
-from tests.web.standin import HOSTILE, MadeHistory, Served, draw_pictures
+from tests.web.standin import CHECKPOINTS, HOSTILE, MadeHistory, Served, draw_pictures
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import database_url
 from tt_cli.memory import shown
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import report
+from tt_cli.run import load_run
 from tt_cli.web import live_updates, step_columns
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import export
@@ -175,6 +176,29 @@ def test_a_run_of_another_kind_shows_its_own_figures_and_no_pictures(
     assert violations(page, axe) == [] and fits(page) and complaints(page) == []
     page.close()
     digits.gone()
+
+
+def test_a_language_models_texts_are_shown_as_text(context: BrowserContext, axe: str, tmp_path: Path) -> None:
+    prompts = ("Once upon a time", "She said")
+    for checkpoint in range(CHECKPOINTS):
+        for number, prompt in enumerate(prompts):
+            text = f"{prompt} <script>window.hacked=1</script>\x1b[31m\nof {checkpoint}"
+            (tmp_path / f"{checkpoint}-{number}.txt").write_text(text)
+    words = Served(MadeHistory(500, 4, {"perplexity": 12.3}, prompts, "txt"), tmp_path, load_run("words"))
+    page = opened(context, words)
+    expect(page.get_by_role("heading", name="What it writes")).to_be_visible()
+    texts = page.locator("#pictures blockquote")
+    shown = "Once upon a time <script>window.hacked=1</script>·[31m of 11"
+    expect(texts).to_have_text([shown, shown.replace(prompts[0], prompts[1])])
+    expect(texts.first.locator("strong")).to_have_text("Once upon a time")
+    page.get_by_label("Checkpoint", exact=True).focus()
+    page.keyboard.press("Home")
+    expect(texts.first).to_have_text(shown.replace("of 11", "of 0"))
+    expect(page.locator("#newest")).to_be_hidden()
+    assert violations(page, axe) == [] and fits(page) and complaints(page) == []
+    assert page.evaluate("window.hacked") is None
+    page.close()
+    words.gone()
 
 
 def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Served) -> None:

@@ -1,10 +1,11 @@
-"""Evaluation of checkpoints along training: their held-out loss, and pictures that can be compared.
+"""Evaluation of checkpoints along training: their held-out loss, and pictures or texts that can be compared.
 
 Notable:
 - it reads the run's folder and never asks the swarm; of several checkpoints that are new it takes the newest;
 - prompts, seed and sampling are the same for all checkpoints: a picture changes because the model did;
 - the row that says that a checkpoint is done is the last thing written. What was killed midway is done again, to the
-  same bytes under the same names; what is done is never done twice.
+  same bytes under the same names; what is done is never done twice;
+- a text is kept as a picture is: a file in the same folder, a row in the same table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,14 @@ from tt_cli.data.examples import Batch
 from tt_cli.data.stream.subset import HELD_OUT
 from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw
 from tt_cli.draw.picture_files import text_chunks
+from tt_cli.draw.writing import Writer
 from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter
-from tt_cli.model.dalle import Dalle
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
+from tt_cli.task.causal_lm_task import CausalLmTask
 from tt_cli.task.dalle_task import DalleTask
 from tt_cli.task.picture_codec import load_vqgan
 from tt_cli.task.task import Task
@@ -41,10 +44,12 @@ from tt_cli.terminal.format import plural
 
 SEED = 0
 TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer`
+TOKENS = 64  # of a text
 MOST_EXAMPLES = 512  # for the held-out loss
 BATCH = 16
+DRAWN = DalleTask, CausalLmTask  # with samples for prompts
 KEPT_STEPS = 200  # whose pictures are kept
-_OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.png|\..+\.png\.\d+\.tmp")  # its files, finished or not
+_OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.(png|txt)|\..+\.(png|txt)\.\d+\.tmp")  # its files, finished or not
 
 
 class Evaluator:
@@ -75,7 +80,7 @@ class Evaluator:
         batches = self._task.held_out(MOST_EXAMPLES, BATCH)
         if not batches:
             splits = f"{', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
-            rest = "pictures only" if isinstance(self._task, DalleTask) else "nothing is measured"
+            rest = "samples only" if isinstance(self._task, DRAWN) else "nothing is measured"
             self._tell(f"the data set {self._run.data.name} has no split {splits}: {rest}", "info")
         return batches
 
@@ -120,7 +125,7 @@ class Evaluator:
     def _done(self, row: Row) -> bool:
         if self._heldout:
             return row["heldout_loss"] is not None
-        return bool(row["pictures"]) or not isinstance(self._task, DalleTask)  # there is nothing but the row
+        return bool(row["pictures"]) or not isinstance(self._task, DRAWN)  # there is nothing but the row
 
     def _evaluate(self, path: Path, at: float, size: int) -> bool:
         """Raises CheckpointError for one that cannot be used, or is gone."""
@@ -133,18 +138,18 @@ class Evaluator:
         del state  # the optimizer's part is not needed
         model = task.filled_model(parameters, str(path)).eval().requires_grad_(False)
         loss = self._heldout_loss(model)
-        drawings = self._draw(task, model, step) if isinstance(task, DalleTask) else []
+        kind, samples = self._samples(task, model, step)
         if not any(step_of(other) >= step for other in checkpoints_in(self._checkpoints)):
             return False  # an organiser's order took the run back meanwhile
-        files = self._save(drawings, step, digest)
-        self._store.add_pictures(step, zip((drawing.prompt for drawing in drawings), files, strict=True))
+        files = self._save(samples.values(), step, digest, "png" if kind == "picture" else "txt")
+        self._store.add_pictures(step, zip(samples, files, strict=True))
         self._store.add_checkpoint(step, at, digest, size, heldout_loss=loss)
         self._tidy()
         results = [] if loss is None else [f"held-out loss {loss:.4f}"]
         if loss is not None and self._run.kind == "causal_lm":
             results[0] += f" (perplexity {torch.tensor(loss).exp():.2f})"  # inf of what has diverged
-        results += [plural(len(files), "picture")] if files else []
-        wanted = "measure and to draw" if isinstance(task, DalleTask) else "measure"
+        results += [plural(len(files), kind)] if files else []
+        wanted = "measure and to draw" if isinstance(task, DRAWN) else "measure"
         self.activity = f"step {step}: {', '.join(results) or f'nothing to {wanted} with'}"
         self._tell(self.activity, "info")
         return True
@@ -155,32 +160,48 @@ class Evaluator:
             losses = [self._task.losses(model, batch)[0].item() * len(batch) for batch in self._heldout]
         return sum(losses) / sum(map(len, self._heldout)) if losses else None
 
-    def _draw(self, task: DalleTask, model: Dalle, step: int) -> list[Drawing]:
-        """One picture for each prompt; none without the VQGAN's weights, or the memory."""
+    def _samples(self, task: Task[Any], model: Any, step: int) -> tuple[str, dict[str, bytes]]:
+        """What each prompt led to, and what that is; nothing without the VQGAN's weights, or the memory."""
 
         def progress(done: int, total: int) -> None:
-            self._heartbeat(f"draws from step {step}, {done / total:.0%} done")
+            self._heartbeat(f"makes samples from step {step}, {done / total:.0%} done")
 
         try:
+            if isinstance(task, CausalLmTask):
+                writer, writing = Writer(model, task), Sampling(TEMPERATURE, top_p=TOP_P, temperature_first=True)
+                texts = {}
+                for number, prompt in enumerate(self._prompts):
+                    progress(number, len(self._prompts))
+                    text = writer.write(prompt, writing, SEED, TOKENS, lambda piece: None)[0]
+                    texts[prompt] = f"{prompt}{text}".encode()
+                return "text", texts
+            if not isinstance(task, DalleTask):
+                return "sample", {}
             models = DrawingModels(self._run, model, load_vqgan(self._run), task.tokenizer)
             settings = DrawingSettings(samples=1, sampling=Sampling(TEMPERATURE, top_p=TOP_P), seed=SEED)
-            return draw(models, self._prompts, settings, on_progress=progress)
+            drawings = draw(models, self._prompts, settings, on_progress=progress)
+            return "picture", {drawing.prompt: self._png(drawing, step) for drawing in drawings}
         except TTError as error:
-            self._tell(f"no pictures are drawn: {error}", "warning")
-            return []
+            self._tell(f"no samples are made: {error}", "warning")
+            return "sample", {}
 
-    def _save(self, drawings: list[Drawing], step: int, digest: str) -> list[str]:
-        """The names of the files, which are there whole or not at all."""
+    def _png(self, drawing: Drawing, step: int) -> bytes:
         about = {"run": self._run.identity, "step": step, "seed": SEED, "temperature": TEMPERATURE, "top_p": TOP_P}
         facts = {name: str(value) for name, value in about.items()} | {"software": f"tt {__version__}"}
-        # With the digest: after an order to go back a step is made again, and browsers keep pictures by name.
-        files = [f"{step:08d}-{digest[:8]}-{number}.png" for number in range(len(drawings))]
-        with os_errors(f"cannot write pictures to {self._pictures}"):
+        chunks = text_chunks({"prompt": drawing.prompt, **facts})
+        Image.fromarray(drawing.picture).save(file := BytesIO(), format="PNG", pnginfo=chunks)
+        return file.getvalue()
+
+    def _save(self, samples: Iterable[bytes], step: int, digest: str, suffix: str) -> list[str]:
+        """The names of the files, which are there whole or not at all."""
+        files = []
+        with os_errors(f"cannot write samples to {self._pictures}"):
             self._pictures.mkdir(exist_ok=True)
-            for name, drawing in zip(files, drawings, strict=True):
-                with atomic_file(self._pictures / name) as file:
-                    chunks = text_chunks({"prompt": drawing.prompt, **facts})
-                    Image.fromarray(drawing.picture).save(file, format="PNG", pnginfo=chunks)
+            for number, sample in enumerate(samples):
+                # With the digest: after an order to go back a step is made again, and browsers keep pictures by name.
+                files.append(f"{step:08d}-{digest[:8]}-{number}.{suffix}")
+                with atomic_file(self._pictures / files[-1]) as file:
+                    file.write(sample)
         return files
 
     def _tidy(self) -> None:

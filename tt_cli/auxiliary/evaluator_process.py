@@ -15,7 +15,7 @@ from tt_cli.database import Database
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
-from tt_cli.run import DalleRun, RunConfig, folders
+from tt_cli.run import CausalLmRun, DalleRun, RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
 
@@ -39,6 +39,7 @@ GENERAL_PROMPTS = (
     "a red bicycle leaning against a brick wall",
     "an oil painting of a cat on a window sill",
 )
+TEXT_PROMPTS = ("Once upon a time", "It is", "She said that", "The first thing to know is")
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,13 @@ class SamplesOptions:
 
 
 def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
-    """The prompts to draw for, each once; those for the run's data where none is given. Raises UsageError.
+    """The prompts to draw for or write on from, each once; those for the run's data where none is given.
 
-    A run of another kind than DALL-E's has none.
+    A kind of run that does neither has none. Raises UsageError.
     """
-    if not isinstance(run, DalleRun):
-        if given:
-            raise UsageError(f"--prompt: run {run.run.name} is of kind {run.kind}, from which nothing is drawn")
-        return []
+    usual = TEXT_PROMPTS if isinstance(run, CausalLmRun) else GENERAL_PROMPTS if isinstance(run, DalleRun) else ()
+    if given and not usual:
+        raise UsageError(f"--prompt: run {run.run.name} is of kind {run.kind}, from which nothing is drawn")
     for prompt in given:
         if not prompt.strip() or not prompt.isprintable():
             raise UsageError('--prompt: must be one line of text, such as --prompt "red apple"')
@@ -67,7 +67,7 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
     if len(given) > MOST_PROMPTS:
         raise UsageError(f"--prompt: {len(given)} are too many; at most {MOST_PROMPTS}")
     if not given:
-        given = EMOJI_PROMPTS if (run.data.source, run.data.name) == ("builtin", "emoji") else GENERAL_PROMPTS
+        given = EMOJI_PROMPTS if (run.data.source, run.data.name) == ("builtin", "emoji") else usual
     return list(dict.fromkeys(given))
 
 
@@ -83,7 +83,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
     leave_at_once(orders)
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
-    draws = f", and draws from them: {', '.join(opts.prompts)}" if opts.prompts else ""
+    draws = f", and has them answer {', '.join(opts.prompts)}" if opts.prompts else ""
     emit(Log(f"measures checkpoints every {opts.every} steps{draws}"))
     while True:
         wait = LOOK_SECONDS

@@ -74,13 +74,8 @@ def figures(
             ("kinds of device among them", totals["devices"], "kinds"),
             ("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
         ],
-        "memory": [
-            ("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
-        ],
-        "streaming": [
-            ("data set", run.data.name, ""),
-            ("examples computed so far", totals["samples"], "samples"),
-        ],
+        "memory": [("bytes of optimizer state for each parameter, instead of 8", 2, "bytes")],
+        "streaming": [("data set", run.data.name, ""), ("examples computed so far", totals["samples"], "samples")],
         "security": [
             ("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
             ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),

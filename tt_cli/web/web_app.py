@@ -40,7 +40,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 MALFORMED = {422: "malformed"}
-PICTURE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.(png|jpg|webp)"
+PICTURE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.(png|jpg|webp|txt)"
 
 Points = Annotated[int, Query(ge=10, le=schemas.MOST_ROWS)]
 StepNumber = Annotated[int | None, Query(ge=0, lt=2**53)]

@@ -1,4 +1,4 @@
-// What it draws: the pictures of each checkpoint, and a slider through them.
+// What it draws or writes: the pictures or texts of each checkpoint, and a slider through them.
 
 import type { Checkpoint, Checkpoints } from "./answers";
 import { byId, make, ownPicture, plain, tell } from "./dom";
@@ -36,11 +36,11 @@ export class Samples {
   /** The newest pictures beside the title. */
   private beside(newest: Checkpoint | undefined): void {
     const box = byId("newest");
-    box.hidden = newest === undefined;
+    box.hidden = newest === undefined || newest.pictures.some(({ url }) => isText(url));
     if (!newest) return;
     const images = newest.pictures.slice(0, 9).flatMap(({ prompt, url }) => {
       const address = ownPicture(url);
-      return address
+      return address && !isText(address)
         ? [
             make("img", {
               src: address,
@@ -79,19 +79,34 @@ export class Samples {
           make(
             "figure",
             {},
-            make("img", { alt: "", width: "256", height: "256", decoding: "async" }),
+            isText(picture.url)
+              ? make("blockquote", {})
+              : make("img", { alt: "", width: "256", height: "256", decoding: "async" }),
             make("figcaption", {}),
           ),
         );
-      const image = item.querySelector("img")!;
+      const image = item.querySelector("img");
       const address = ownPicture(picture.url);
-      if (address && image.src !== address) image.src = address;
-      image.alt = `Drawn for “${prompt}” at step ${words.count(checkpoint.step)}`;
-      tell(item.querySelector("figcaption")!, prompt);
+      if (address && image && image.src !== address) image.src = address;
+      if (image) image.alt = `Drawn for “${prompt}” at step ${words.count(checkpoint.step)}`;
+      const text = item.querySelector("blockquote");
+      if (address && text) void this.write(text, address, prompt);
+      tell(item.querySelector("figcaption")!, image ? prompt : "");
       return item;
     });
     if (items.length !== shown.length || items.some((item, index) => item !== shown[index]))
       list.replaceChildren(...items);
+  }
+
+  /** Show a text, with its beginning set apart; the last one that was asked for counts. */
+  private async write(place: HTMLElement, address: string, prompt: string): Promise<void> {
+    if (place.dataset.at === address) return;
+    place.dataset.at = address;
+    const answer = await fetch(address).catch(() => null);
+    const text = answer?.ok ? plain((await answer.text()).replace(/\s+/g, " "), 1000) : "–";
+    if (place.dataset.at !== address) return;
+    const begun = text.startsWith(prompt) ? prompt.length : 0;
+    place.replaceChildren(make("strong", {}, text.slice(0, begun)), text.slice(begun));
   }
 
   private play(): void {
@@ -111,3 +126,5 @@ export class Samples {
     tell(byId("samples-play"), "Play");
   }
 }
+
+const isText = (address: string): boolean => address.endsWith(".txt");
