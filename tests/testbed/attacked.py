@@ -18,11 +18,8 @@ from testbed.attacks.stranger import Facts, leader_now
 from testbed.attacks.table import STRANGER, Attack
 from testbed.disturbance import digests_of, need, states_of, tell_logs
 from testbed.passes import HOUR, Issuer, key_file
+from testbed.tiny_words import tiny_words
 from tt_cli.checkpoint.checkpoint_files import load
-from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model.dalle import Dalle
-from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import (
     Event,
@@ -38,6 +35,8 @@ from tt_cli.supervisor.events import (
     Trouble,
 )
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.task import task_of
+from tt_cli.task.task import trained
 
 STALLED = 150.0  # seconds for the next step; then the swarm has stopped
 HELD_OUT = 256  # examples of the final loss
@@ -47,25 +46,29 @@ NEWCOMER, ATTACKER = "late", "mallory"
 
 @dataclass(frozen=True)
 class Size:
-    """Of one experiment. longest: seconds after which a peer computes one more micro-batch for a step."""
+    """Of one experiment. longest: seconds after which a peer computes one more micro-batch for a step.
+
+    kind: what is trained, as in a run file.
+    """
 
     honest: int
     attackers: int
     steps: int
     micro_batch: int = 8
     longest: float = 5.0
+    kind: str = "dalle"
 
 
 def attacked_run(size: Size, attackers: int) -> RunConfig:
-    """The built-in run with a model of 267,000 parameters; every peer has one micro-batch in every step."""
-    return load_run("emoji").replaced(
+    """A run with a model of 267,000 parameters, or 35,000 for language; every peer has one micro-batch in every step."""
+    sizes: dict[str, object] = {"model.dim": 64, "model.depth": 2, "model.heads": 2, "model.dim_head": 32}
+    if size.kind != "dalle":
+        sizes = {"schedule.peak_lr": 5e-2}  # of LAMB
+    return (load_run("emoji") if size.kind == "dalle" else tiny_words()).replaced(
         {
+            **sizes,
             "run.name": "bench-attacks",
-            "model.dim": 64,
-            "model.depth": 2,
-            "model.heads": 2,
-            "model.dim_head": 32,
-            "optimizer.min_8bit_size": 4096,
+            "optimizer": {"min_8bit_size": 4096},
             "schedule.total_steps": size.steps,
             "swarm.large_tensor": 4096,
             "swarm.target_batch_size": size.micro_batch * (size.honest + attackers),
@@ -202,18 +205,16 @@ def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, An
 @torch.no_grad()
 def held_out_loss(run: RunConfig, parameters: dict[str, torch.Tensor]) -> float:
     """Of the same examples for every row, which nobody trained on."""
-    model = Dalle(DalleConfig.from_run(run))
-    for name, parameter in model.named_parameters():
-        parameter.copy_(parameters[name])
-    batch = next(ExampleStream(run, load_tokenizer(run), 0, split="heldout").batches(HELD_OUT))
-    return float(model.loss(**batch.tensors).total)
+    task = task_of(run)
+    model = task.filled_model(parameters, "the last state").eval()
+    return float(task.losses(model, task.held_out(HELD_OUT, HELD_OUT)[0])[0])
 
 
 def first_loss(run: RunConfig) -> float:
     """Of the weights that a run begins with."""
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(run.run.seed)
-    return held_out_loss(run, {name: parameter.detach() for name, parameter in model.named_parameters()})
+    return held_out_loss(
+        run, {name: parameter.detach() for name, parameter in trained(task_of(run).new_model()).items()}
+    )
 
 
 def noticed(honest: list[LocalPeer], bad: list[LocalPeer]) -> dict[str, Any]:
