@@ -53,8 +53,11 @@ def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["my-run"], "there is no terminal to ask on: give --size (default small), or --yes for all defaults"),
-        (["my-run", "--json", "--size", "tiny"], "there is no terminal to ask on: give --data (default emoji), or"),
+        (["my-run"], "there is no terminal to ask on: give --task (default dalle), or --yes for all defaults"),
+        (
+            ["my-run", "--json", "--task", "dalle", "--size", "tiny"],
+            "there is no terminal to ask on: give --data (default",
+        ),
         (["My Run", "--yes"], "NAME My Run: must be 1 to 41 of a-z"),
         (["my-run", "--yes", "--size", "big"], "--size big: give tiny, small"),
         (["my-run", "--yes", "--publish"], "nobody is logged in here: run `tt login`"),
@@ -78,7 +81,7 @@ def test_on_a_terminal_it_asks_until_the_answer_is_good(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     os.close(theirs)
-    lines = ["enormous", "tiny", "", "", "", "203.0.113.7", *[""] * 7]
+    lines = ["", "enormous", "tiny", "", "", "", "203.0.113.7", *[""] * 7]
     os.write(ours, "".join(f"{line}\n" for line in lines).encode())
     said = b""
     try:

@@ -11,9 +11,11 @@ from testbed.memory_step import allocated
 from testbed.tiny_words import tiny_words
 
 from tt_cli.data.examples import Batch
+from tt_cli.model.causal_lm import adapted, causal_lm
 from tt_cli.model.traced_pass import traced_flops
 from tt_cli.run import CausalLmRun
 from tt_cli.task import task_of
+from tt_cli.task.task import Task, trained
 
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512, "n_positions": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -32,7 +34,26 @@ def longer(**changes: Any) -> CausalLmRun:
 @pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (2, 1), (2, 4)])
 def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int) -> None:
     task = task_of(longer(**MODELS[name]))
-    batch, model = Batch({"ids": torch.randint(512, (size, 65))}), task.new_model()
+    check_account(task, task.new_model(), itemsize, size)
+
+
+@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (2, 4)])
+def test_so_it_is_with_adapters_beside_weights_that_stay(itemsize: int, size: int) -> None:
+    parts = {"pretrained": {"name": "acme/base", "digest": "0" * 64}, "lora": {"rank": 8}}
+    run = longer(**MODELS["wide, tied embeddings"]).replaced(parts)
+    assert run.lora is not None and run.pretrained is not None
+    task, base = task_of(run), causal_lm(run.model.config, 0)
+    numbers = sum(parameter.numel() for parameter in base.parameters())
+    model = adapted(base, run.lora, run.pretrained, 0)
+    check_account(task, model, itemsize, size)
+    need = {item.what: item.bytes for item in task.need("cpu").items}
+    assert need["weights that stay"] == 4 * numbers > 4 * need["gradients"]
+    assert need["gradients"] == 4 * task.sizes()["parameters"] == 4 * sum(p.numel() for p in trained(model).values())
+
+
+def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: int) -> None:
+    """Compare what a pass of so many examples allocates with what the task says that it does."""
+    batch = Batch({"ids": torch.randint(512, (size, 65))})
 
     def passes() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=itemsize == 2):

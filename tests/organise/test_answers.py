@@ -11,7 +11,7 @@ from tt_cli.organise.model_sizes import SIZES, takes
 from tt_cli.organise.questions import RunAnswers, RunQuestion, answered, multiaddr_host
 from tt_cli.organise.recipe import run_of
 from tt_cli.organise.run_file import commented
-from tt_cli.run import RunConfig
+from tt_cli.run import CausalLmRun, RunConfig
 from tt_cli.run.run_source import builtin_runs, load_run
 
 ABOUT_MEMBERS = ["line", "peers", "inner-steps", "steps", "batch"]
@@ -31,6 +31,28 @@ def test_defaults_give_the_built_in_run_by_another_name() -> None:
     assert made.membership == emoji.membership and made.checkpoints.repository is None
 
 
+def test_a_new_language_model_is_the_built_in_one_with_a_name_and_text_of_its_own(tmp_path: Path) -> None:
+    made, words = run_of(answers(task="causal-lm")), load_run("words")
+    assert made.replaced({"run.name": "words"}).identity == words.identity
+    (tmp_path / "train.txt").write_text("One text.")
+    asked: list[str] = []
+
+    def ask(question: RunQuestion, default: str) -> str:
+        asked.append(question.key)
+        return default
+
+    slow = {"task": "causal-lm", "data": str(tmp_path), "line": "0.5"}
+    run = run_of(chosen := answered("mine", slow, ask))
+    assert asked[:2] == ["model", "organisation"] and "size" not in asked
+    assert (run.data.source, CausalLmRun.of(run).data.location) == ("files", str(tmp_path))
+    assert chosen.inner_steps > 1 and run.schedule.peak_lr == words.schedule.peak_lr
+    assert run.schedule.total_steps * run.swarm.target_batch_size >= 500 * 128
+    hub = CausalLmRun.of(run_of(answers(task="causal-lm", data="acme/tales:story")))
+    assert (hub.data.source, hub.data.name, hub.data.column) == ("hub", "acme/tales", "story")
+    with pytest.raises(UsageError, match="--inner-steps 0: members of a language model's run make at least one step"):
+        run_of(answers(task="causal-lm", **{"inner-steps": "0"}))
+
+
 def test_only_what_is_open_is_asked() -> None:
     asked: list[str] = []
 
@@ -39,7 +61,7 @@ def test_only_what_is_open_is_asked() -> None:
         return default
 
     answered("mine", {"size": "tiny"}, ask)
-    assert asked == ["data", "organisation", "authority", "address", "port", "repository", *ABOUT_MEMBERS]
+    assert asked == ["task", "data", "organisation", "authority", "address", "port", "repository", *ABOUT_MEMBERS]
     asked.clear()
     made = answered("mine", {"data": "acme/codes", "organisation": "acme"}, ask)
     assert {"codes", "vqgan"} <= set(asked)
@@ -71,7 +93,7 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"size": "64x0"}, "there are 1 to 1024 layers"),
         ({"data": "nowhere"}, "--data nowhere: give emoji, OWNER/NAME of a data set on the Hub, or a folder"),
         ({"data": "./none/here"}, "--data ./none/here: give emoji"),
-        ({"codes": "f8"}, "--codes: has no meaning with --data emoji"),
+        ({"codes": "f8"}, "--codes: has no meaning with --task dalle --data emoji"),
         ({"data": "a/b", "codes": "f16"}, "--codes f16: give f8 or emoji"),
         ({"data": "a/b", "vqgan": "here"}, "--vqgan here: give OWNER/NAME or OWNER/NAME:FILE"),
         ({"organisation": "a b"}, "--organisation a b: give the name"),
@@ -86,6 +108,12 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"line": "0"}, "--line 0: must be a number of Mbit/s from 0.1, such as 20"),
         ({"line": "fast"}, "--line fast: must be a number of Mbit/s"),
         ({"peers": "0"}, "--peers 0: must be a whole number from 1"),
+        ({"task": "vit"}, "--task vit: give dalle or causal-lm"),
+        ({"model": "acme/base"}, "--model: has no meaning with --task dalle"),
+        ({"task": "causal-lm", "model": "base"}, "--model base: give OWNER/NAME or OWNER/NAME@REVISION of one"),
+        ({"task": "causal-lm", "lora": "yes"}, "--lora: has no meaning with --task causal-lm --model words"),
+        ({"task": "causal-lm", "size": "tiny"}, "--size: has no meaning with --task causal-lm --model words"),
+        ({"task": "causal-lm", "data": "emoji"}, "--data emoji: is not for --task causal-lm"),
         ({"inner-steps": "-1"}, "--inner-steps -1: must be a whole number from 0"),
     ],
 )

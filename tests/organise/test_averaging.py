@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tt_cli.memory.question import CalculatorQuestion
-from tt_cli.memory.report import report, run_pace
-from tt_cli.organise.averaging import BUSY, PEERS, reason
+from tt_cli.memory.report import report
+from tt_cli.organise.averaging import BUSY, PEERS, reason, run_pace
 from tt_cli.organise.questions import RunAnswers, RunQuestion, answered
 from tt_cli.organise.recipe import make, run_of
 from tt_cli.organise.run_check import lines

@@ -71,7 +71,7 @@ def test_tt_check_makes_a_step_of_it(tmp_path: Path) -> None:
     file.write_text(RUN.to_toml())
     checks = list(look_over(str(file), peers=[], device="cpu", step=True, members=(8, 100.0)))
     assert [(check.name, check.verdict) for check in checks] == [
-        (name, "pass") for name in ("run file", "data", "model", "step")
+        (name, "pass") for name in ("run file", "data", "model", "lines", "step")
     ], checks
     assert 'austen gave "' in checks[1].words
 

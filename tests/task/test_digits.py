@@ -93,5 +93,5 @@ def test_tt_check_makes_a_step_of_it(tmp_path: Path) -> None:
     file.write_text(RUN_FILE)
     checks = list(look_over(str(file), peers=[], device="cpu", step=True, members=(8, 100.0)))
     assert [(check.name, check.verdict) for check in checks] == [
-        (name, "pass") for name in ("run file", "data", "model", "step")
+        (name, "pass") for name in ("run file", "data", "model", "lines", "step")
     ], checks

@@ -334,10 +334,9 @@ def convert(
     if json:
         print(codec.dumps(facts))
         return
-    what = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN", "model": "a model"}[
-        facts["kind"]
-    ]
-    print(f"Wrote {what} of {facts['elements']:,} parameters, {facts['bytes'] / 1e6:.1f} MB: {out}")
+    called = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN", "model": "a model"}
+    what, count = called.get(facts["kind"], facts["kind"]), f"{facts['elements']:,} parameters"
+    print(f"Wrote {what} of {count}, {facts['bytes'] / 1e6:.1f} MB: {out}")
     if pretrained:
         print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")')
     if facts["kind"] == "checkpoint":

@@ -25,6 +25,7 @@ tt init my-run --address 203.0.113.7 --yes        the defaults for all that is n
 tt init art --size medium --data acme/art-codes --organisation acme \\
     --authority https://passes.example.org --address tt.example.org --publish
 tt init art --size large --line 5 --peers 8 --yes  slow lines: has members make local steps, and says why
+tt init tales --task causal-lm --model acme/small-lm --lora --data acme/tales  goes on from a model on the Hub
 tt init art --publish                             publishes the folder that is there
 
 It makes a run file, the keys of the aux peer and of the authority, a card for the Hub, and files for compose,
@@ -48,9 +49,14 @@ Text = str | None
 def init(
     context: typer.Context,
     name: Annotated[str, argument("NAME", "the run's name: a-z, 0-9 and '-'")],
+    task: Annotated[Text, option("TASK", "dalle, which draws, or causal-lm, which writes (default dalle)")] = None,
+    model: Annotated[
+        Text, option("OWNER/NAME", "a language model to go on from, [@REVISION] (default words, a small new one)")
+    ] = None,
+    lora: Annotated[bool, switch("--lora", "train adapters of it alone: small messages, and less memory")] = False,
     size: Annotated[Text, option("SIZE", "tiny, small, medium, large, paper, or DIMxLAYERS (default small)")] = None,
     data: Annotated[
-        Text, option("DATA", "emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
+        Text, option("DATA", "OWNER/NAME of a data set on the Hub, of text [:COLUMN], or a folder (default built in)")
     ] = None,
     codes: Annotated[Text, option("CODES", "which codes that data holds: f8 or emoji (default f8)")] = None,
     vqgan: Annotated[Text, option("OWNER/NAME[:FILE]", "weights of the VQGAN for f8 codes")] = None,
@@ -80,6 +86,7 @@ def init(
     folder = out or Path(checked_name(name))
     user = whoami().name if publish else ""
     given = {question.key: context.params[question.key.replace("-", "_")] for question in QUESTIONS}
+    given["lora"] = "yes" if lora else None
     recipe = None
     if publish and (there := finished(folder, name)) is not None:
         repository = repository or there.checkpoints.repository or f"{user}/{name}"

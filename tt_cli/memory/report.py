@@ -13,7 +13,7 @@ from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.memory.trainer_account import Kind
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import load_run
 from tt_cli.run.run_source import builtin_runs
 
 Subject = Known | OfRun
@@ -33,19 +33,15 @@ class StepPace:
     per_hour: int
 
 
-def pace(subject: Subject, peers: int, mbits: float, gpu: Gpu) -> StepPace:
-    """The pace of `peers` alike, each with such a GPU and a line of `mbits` Mbit/s each way."""
-    sent = 2 * subject.gradient_bytes(peers) * (peers - 1) // peers  # all-reduce
-    peak = gpu.full if subject.described()["precision"] == "fp32" else gpu.half
-    device = subject.flops() * subject.examples()[0] / peers / (UTILISATION * peak * 1e12)
-    line, waits = 8e-6 * sent / mbits, isinstance(subject, OfRun) and not subject.run.optimizer.delayed
+def pace(gradient: int, flops: int, peers: int, mbits: float, *, peak: float, waits: bool) -> StepPace:
+    """The pace of `peers` alike, each with a GPU of `peak` TFLOP/s and a line of `mbits` Mbit/s each way.
+
+    gradient: bytes of one, and of an average. flops: of a global step. waits: for the average, before it goes on.
+    """
+    sent = 2 * gradient * (peers - 1) // peers  # all-reduce
+    line, device = 8e-6 * sent / mbits, flops / peers / (UTILISATION * peak * 1e12)
     seconds = line + device if waits else max(line, device)
     return StepPace(sent, line, device, device / seconds, round(3600 * sent / seconds))
-
-
-def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
-    """The pace of a run's peers with a TYPICAL GPU each."""
-    return pace(OfRun.of(run, CalculatorQuestion(run.run.name)), peers, mbits, GPUS[TYPICAL])
 
 
 @dataclass(frozen=True)
@@ -119,12 +115,12 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
     ]
     examples, reasons["examples"] = subject.examples()
     peers = 1 if question.alone else question.peers
-    step = pace(subject, peers, question.mbits, gpu or GPUS[TYPICAL])
+    chosen, waits = gpu or GPUS[TYPICAL], isinstance(subject, OfRun) and not subject.run.optimizer.delayed
+    peak, flops = chosen.full if described["precision"] == "fp32" else chosen.half, subject.flops() * examples
+    step = pace(subject.gradient_bytes(peers), flops, peers, question.mbits, peak=peak, waits=waits)
     network = {"bytes_each_way": step.sent, "peers": peers, "mbits": question.mbits, "seconds": round(step.line, 3)}
-    compute: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}
+    compute: dict[str, Any] = {"examples": examples, "flops": flops, "gpu": None, "seconds": None}
     if question.kind == "cuda":
-        chosen = gpu or GPUS[TYPICAL]
-        peak = chosen.full if described["precision"] == "fp32" else chosen.half
         given = "" if gpu else "no GPU was named: "
         reasons["compute"] = f"{given}{chosen.title} at {UTILISATION:.0%} of its {peak:g} TFLOP/s, an assumption"
         compute |= {"gpu": chosen.title, "seconds": round(peers * step.device, 3), "utilisation": UTILISATION}

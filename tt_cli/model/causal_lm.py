@@ -1,10 +1,10 @@
-"""Causal language models of transformers: from a configuration alone, with first weights that a seed decides.
+"""Causal language models of transformers: with first weights that a seed decides, or others', and adapters on these.
 
 Notable:
 - a configuration is canonical JSON with all defaults written out: a later version's default changes nothing in it, and
   the same model is the same text, as part of a run's identity;
 - weights are drawn from numpy by each parameter's name: equal bytes on all machines, as torch's draws are not;
-- models are made by classes of the installed transformers; a configuration cannot bring code.
+- models are made by classes of the installed transformers; neither a configuration nor weights can bring code.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,12 +27,15 @@ from tt_cli.errors import TTError, UsageError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from tt_cli.run.text_parts import LoraPart, PretrainedPart
+
 # Keys of a config.json that say nothing of the function that is trained: where it came from, how it is called.
 _BESIDE = {
     "_name_or_path", "architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
     "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
     "use_cache",
 }  # fmt: skip
+_SETTINGS: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32, "trust_remote_code": False}
 _REFUSED = ("auto_map", "quantization_config")  # code of others, and weights that are not trained
 
 
@@ -52,18 +57,55 @@ def causal_lm(configuration: str, seed: int | None) -> nn.Module:
 
     None: with any weights; on the device "meta", names and shapes alone. Raises UsageError for no such model.
     """
+    config = _config(json.loads(configuration))
     from transformers import AutoModelForCausalLM
 
-    config = _config(json.loads(configuration))
     try:
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-        )
+        model: nn.Module = AutoModelForCausalLM.from_config(config, **_SETTINGS)
     except (ValueError, TypeError) as error:
         raise UsageError(f"no causal language model of {config.model_type}: {_words(error)}") from None
     if seed is not None:
         _initialise(model, seed, config)
     return model
+
+
+def pretrained(configuration: str, folder: Path, origin: str) -> nn.Module:
+    """The model of a `canonical` configuration in float32, with the weights in a folder of a Hub's repository.
+
+    origin: begins the errors: TTError for weights that cannot be read, UsageError for those of another model.
+    """
+    config = _config(json.loads(configuration))
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, use_safetensors=True, local_files_only=True, output_loading_info=True, **_SETTINGS
+        )
+    except Exception as error:  # bytes from anyone: the reader raises whatever they lead it to
+        raise TTError(f"{origin}: its weights cannot be read: {_words(error)}") from error
+    if missing := sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}):
+        raise UsageError(f"{origin} has no weights for {len(missing)} tensors of model.config, such as {missing[0]}")
+    return cast(nn.Module, model.train())
+
+
+def adapted(model: nn.Module, lora: LoraPart, source: PretrainedPart, seed: int | None) -> nn.Module:
+    """The model with peft's adapters of low rank (LoRA, Hu et al. 2021), which alone require gradients.
+
+    The first matrix of each is drawn as peft draws it, but by its name; the second is zero, so that the model begins as
+    the one that it is made of: `source`, which is named where the adapters are written. seed: None: with any weights.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise TTError(f"adapters need peft ({error}): pip install 'tt-cli[lm]'") from None
+    cast(Any, model).name_or_path = source.name
+    settings = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": "all-linear", "revision": source.revision}
+    with warnings.catch_warnings(action="ignore"):  # they are for developers
+        result: nn.Module = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    for name, parameter in result.named_parameters():
+        if seed is not None and ".lora_A." in name:
+            _draw(name, parameter, seed, 1 / math.sqrt(parameter.shape[1]))
+    return result
 
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
@@ -92,20 +134,26 @@ def _initialise(model: nn.Module, seed: int, config: PretrainedConfig) -> None:
     Uniform with the variance of `initializer_range`: numpy's normal draws go through the C library, which differs. The
     projections into the residual stream of a GPT-2 are narrower by sqrt(2 n_layer) (Radford et al. 2019).
     """
-    width = getattr(config, "initializer_range", 0.02)
+    std = getattr(config, "initializer_range", 0.02)
     for name, parameter in model.named_parameters():
         if bool((parameter == parameter.flatten()[0]).all()):
             continue
         if parameter.dim() < 2:
             raise UsageError(f"models of {config.model_type} cannot be begun anew: {name} has first values of its own")
         narrow = config.model_type == "gpt2" and name.endswith("c_proj.weight")
-        bound = width * math.sqrt(3) / (math.sqrt(2 * config.num_hidden_layers) if narrow else 1)
-        key = hashlib.sha256(f"{seed} {name}".encode()).digest()
-        generator = np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "big")))
-        values = generator.random(tuple(parameter.shape), dtype=np.float32)
-        values -= np.float32(0.5)
-        values *= np.float32(2 * bound)
-        parameter.copy_(torch.from_numpy(values))
+        bound = std * math.sqrt(3) / (math.sqrt(2 * config.num_hidden_layers) if narrow else 1)
+        _draw(name, parameter, seed, bound)
+
+
+@torch.no_grad()
+def _draw(name: str, parameter: Tensor, seed: int, bound: float) -> None:
+    """Fill a parameter with numbers from -bound to bound that its name and the seed decide."""
+    key = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "big")))
+    values = generator.random(tuple(parameter.shape), dtype=np.float32)
+    values -= np.float32(0.5)
+    values *= np.float32(2 * bound)
+    parameter.copy_(torch.from_numpy(values))
 
 
 def _config(fields: Mapping[str, Any]) -> PretrainedConfig:
@@ -115,6 +163,7 @@ def _config(fields: Mapping[str, Any]) -> PretrainedConfig:
     except ImportError as error:
         raise TTError(f"language models need transformers ({error}): pip install 'tt-cli[lm]'") from None
     logging.set_verbosity_error()  # its warnings are for developers
+    logging.disable_progress_bar()
     if refused := next((key for key in _REFUSED if key in fields), None):
         raise UsageError(f"{refused}: a configuration that is trained here has none")
     known = {key: value for key, value in fields.items() if key not in _BESIDE}

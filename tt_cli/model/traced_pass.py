@@ -7,13 +7,17 @@ The kernels are a CPU's; on a GPU attention may take a little less.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 Make = Callable[[], nn.Module]
 Loss = Callable[[nn.Module], Tensor]
@@ -22,16 +26,15 @@ Loss = Callable[[nn.Module], Tensor]
 def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
     """The most that a pass holds at one moment beside parameters: activations, and gradients as far as they are there.
 
-    make, loss: of the model, and of a batch made there. itemsize: bytes of the products' dtype.
+    make, loss: of the model, and of a batch. itemsize: bytes of the products' dtype.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        model = make()
-        with _HeldBytes(model) as held:
-            with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
-                value = loss(model)
-            value.backward()
+    model, tensors = _without_content(make, mode := FakeTensorMode())
+    with mode, _HeldBytes(tensors) as held:
+        with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
+            value = loss(model)
+        value.backward()
     return held.most
 
 
@@ -41,18 +44,31 @@ def traced_flops(make: Make, loss: Loss) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        loss(make()).backward()
+    model, _ = _without_content(make, mode := FakeTensorMode())
+    with mode, FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss(model).backward()
     return int(counter.get_total_flops())
+
+
+def _without_content(make: Make, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
+    """The model, made on "meta", which all makers of models know of, called with tensors as if they were in memory."""
+    with torch.device("meta"):
+        model = make()
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with mode:
+        tensors: dict[str, Tensor] = {
+            name: nn.Parameter(torch.empty(t.shape, dtype=t.dtype), t.requires_grad) for name, t in own.items()
+        }
+    return (lambda *given, **named: functional_call(model, tensors, given, named)), tensors
 
 
 class _HeldBytes(TorchDispatchMode):
     """Bytes of the tensors that are made beside a model's own, while they are held: the most at one moment."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, own: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.most = self._now = 0
-        self._storages = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        self._storages = {tensor.untyped_storage()._cdata for tensor in own.values()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.most = max(self.most, self._now)

@@ -11,8 +11,8 @@ import math
 from typing import Any
 
 from tt_cli.memory.gpus import GPUS, TYPICAL
-from tt_cli.memory.report import run_pace
-from tt_cli.memory.trainer_account import CHUNK
+from tt_cli.memory.report import StepPace, pace
+from tt_cli.memory.trainer_account import CHUNK, round_bytes
 from tt_cli.run import RunConfig
 from tt_cli.task import task_of
 from tt_cli.terminal.format import byte_count, duration, percent
@@ -29,16 +29,23 @@ SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: all others would
 RATE, WIDTH = 8e-3, 128  # the best of AdamW on emoji-demo; it falls with the width (Yang et al. 2022)
 
 
+def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
+    """The pace of a run's peers with a TYPICAL GPU each, and products in 16 bits."""
+    task = task_of(run)
+    gradient, flops = sum(round_bytes(run, task.tensor_sizes(), peers)) // 2, task.flops() * run.swarm.target_batch_size
+    return pace(gradient, flops, peers, mbits, peak=GPUS[TYPICAL].half, waits=not run.optimizer.delayed)
+
+
 def chosen(run: RunConfig, members: Members) -> tuple[int, int]:
     """Inner steps, 0 for none, and elements of each 4,096 in messages, 0 for all, with which a run learns fastest.
 
     Of inner steps the least with which devices are BUSY, or the most that leave enough global ones.
     """
-    pace, made = run_pace(run, *members), inner_steps(run, members)
-    if pace.line <= SHORT or pace.busy >= BUSY:
+    now, made = run_pace(run, *members), inner_steps(run, members)
+    if now.line <= SHORT or now.busy >= BUSY:
         return round(made), run.sparse
     made = made or 1
-    device, steps, ways = pace.device / made, round(run.schedule.total_steps * made), []
+    device, steps, ways = now.device / made, round(run.schedule.total_steps * made), []
     for kept in (0, *KEPT):
         line = run_pace(run.replaced(_messages(kept)), *members).line
         enough = math.ceil(BUSY / (1 - BUSY) * line / device)
@@ -47,6 +54,13 @@ def chosen(run: RunConfig, members: Members) -> tuple[int, int]:
         ways.append((busy / MORE_SAMPLES if kept else busy, number, kept))
     _, number, kept = max(ways, key=lambda way: way[0])
     return (number, kept) if number > 1 else (0, 0)
+
+
+def spread(run: RunConfig, number: int) -> RunConfig:
+    """The run with as many examples in so many inner steps to a global one; 0: none."""
+    steps, batch, number = run.schedule.total_steps, run.swarm.target_batch_size, max(1, number)
+    changes = {"schedule.total_steps": math.ceil(steps / number), "swarm.target_batch_size": batch * number}
+    return run.replaced(changes)
 
 
 def inner_steps(run: RunConfig, members: Members) -> float:
@@ -66,7 +80,9 @@ def suited(run: RunConfig, number: int, kept: int, members: Members) -> RunConfi
     they need."""
     if number:
         changes = _messages(kept, max(1, run.swarm.target_batch_size // (number * members[0])))
-        run = run.replaced(changes | {"schedule.peak_lr": float(f"{RATE * WIDTH / task_of(run).width:.1e}")})
+        if run.optimizer.name != "local":  # a rate of another optimizer
+            changes |= {"schedule.peak_lr": float(f"{RATE * WIDTH / task_of(run).width:.1e}")}
+        run = run.replaced(changes)
     seconds = run_pace(run, *members).line
     timeout = max(run.swarm.averaging_timeout, min(3600.0, 60.0 * math.ceil(seconds / 30)))  # twice that
     return run.replaced({"swarm.averaging_timeout": timeout})
@@ -74,7 +90,7 @@ def suited(run: RunConfig, number: int, kept: int, members: Members) -> RunConfi
 
 def reason(run: RunConfig, members: Members) -> str:
     """Words for what a run averages, and what comes of it with such members."""
-    (peers, mbits), pace, what, after = members, run_pace(run, *members), "gradients are averaged at every step", ""
+    (peers, mbits), now, what, after = members, run_pace(run, *members), "gradients are averaged at every step", ""
     if run.optimizer.name == "local":
         what, number = "local steps", f"{inner_steps(run, members):.3g}"
         after = f"after {number} inner steps of {run.optimizer.inner_batch} examples by each of {peers} peers "
@@ -82,7 +98,7 @@ def reason(run: RunConfig, members: Members) -> str:
         turns = run.schedule.total_steps * run.sparse / CHUNK
         what += f", and of each 4,096 numbers the largest {run.sparse} sent, for all would leave devices idle"
         what += f" (each has {turns:.2g} turns in the run)"
-    words = f"Your members send {mbits:g} Mbit/s: {what}; {after}a round moves {byte_count(pace.sent)} up"
-    gpu, hourly = GPUS[TYPICAL].title, byte_count(pace.per_hour)
-    busy = f"; a {gpu} is busy {percent(pace.busy)} of the time, with {hourly} an hour each way"
-    return f"{words} in {duration(pace.line)}{busy if after or pace.line > SHORT else ''}."
+    words = f"Your members send {mbits:g} Mbit/s: {what}; {after}a round moves {byte_count(now.sent)} up"
+    gpu, hourly = GPUS[TYPICAL].title, byte_count(now.per_hour)
+    busy = f"; a {gpu} is busy {percent(now.busy)} of the time, with {hourly} an hour each way"
+    return f"{words} in {duration(now.line)}{busy if after or now.line > SHORT else ''}."

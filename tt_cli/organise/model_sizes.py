@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tt_cli.memory import GIB, shown
 from tt_cli.memory.gpus import USABLE
@@ -22,11 +21,6 @@ class Size:
     batch: int
     steps: int
     peak_lr: float
-
-    def spread(self, inner_steps: int) -> Size:
-        """For as many examples in so many inner steps to a global one; 0: none."""
-        number = max(1, inner_steps)
-        return replace(self, batch=self.batch * number, steps=math.ceil(self.steps / number))
 
 
 SIZES = {

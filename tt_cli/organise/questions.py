@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tt_cli.errors import UsageError
 from tt_cli.organise import averaging
 from tt_cli.organise.model_sizes import DIM_HEAD, SIZES, Size, nearest, sized, takes
+from tt_cli.organise.text_run import NEW, text_run
+from tt_cli.run import RunConfig
 from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPart, fitting
 
-BUILTIN_DATA = "emoji"
+TASKS = {"dalle": "a transformer that draws", "causal-lm": "a language model that writes"}
+BUILTIN_DATA = {"dalle": "emoji", "causal-lm": "austen"}
 CODES = {
     "f8": "32 x 32 codes of pictures of 256 x 256, by the published vqgan_gumbel_f8",
     "emoji": "8 x 8 codes of pictures of 64 x 64, by the VQGAN that comes with tt",
@@ -36,12 +39,13 @@ Check = Callable[[str], Any]
 class RunAnswers:
     """The organiser's wishes, checked. Empty text: none.
 
-    data: "emoji", OWNER/NAME on the Hub or a folder. vqgan: OWNER/NAME:FILE. address: IP or host name. repository: on
-    the Hub, where run file, card and checkpoints shall lie.
+    plain: the run of that task, model or size, and data, before all else is said. vqgan: OWNER/NAME:FILE. address: IP
+    or host name. repository: on the Hub, where run file, card and checkpoints shall lie.
     """
 
     name: str
-    size: Size
+    task: str
+    plain: RunConfig
     data: str
     codes: str
     vqgan: str
@@ -97,16 +101,16 @@ def _size(text: str) -> Size:
 
 
 def _data(text: str) -> str:
-    if text == BUILTIN_DATA:
+    if text in BUILTIN_DATA.values():
         return text
     path = Path(text).expanduser()
     if path.is_dir():
-        if not any(path.rglob("*.parquet")):
-            raise ValueError("the folder holds no .parquet file")
+        if not any(file.suffix in (".parquet", ".jsonl", ".txt") for file in path.rglob("*")):
+            raise ValueError("the folder holds no .parquet file, nor .jsonl or .txt")
         return str(path.absolute())
-    if not text.startswith((".", "/", "~")) and HUB_NAME.fullmatch(text):
+    if not text.startswith((".", "/", "~")) and HUB_NAME.fullmatch(text.partition(":")[0]):
         return text
-    raise ValueError(f"give {BUILTIN_DATA}, OWNER/NAME of a data set on the Hub, or a folder that is here")
+    raise ValueError(f"give {BUILTIN_DATA['dalle']}, OWNER/NAME of a data set on the Hub, or a folder that is here")
 
 
 def _vqgan(text: str) -> str:
@@ -158,88 +162,82 @@ def _or_none(check: Check) -> Check:
     return lambda text: text and check(text)
 
 
+def _one_of(choices: Collection[str]) -> Check:
+    return fitting(choices.__contains__, f"give {' or '.join(choices)}")
+
+
+def _listed(choices: Mapping[str, str]) -> Callable[..., list[str]]:
+    return lambda before: [f"{name:<9} {words}" for name, words in choices.items()]
+
+
 def _sizes_in_words(_before: object) -> list[str]:
     """The memory that each named size takes: with emoji's pictures up to small, with the paper's from there on."""
     brief = {name: takes(sized(size, "emoji" if size.dim < 512 else "f8")).in_brief() for name, size in SIZES.items()}
     return [f"{name:<6} {f'{SIZES[name].dim}x{SIZES[name].layers}':<8} {words}" for name, words in brief.items()]
 
 
+def _plain(before: Mapping[str, Any]) -> RunConfig:
+    if before["task"] == "dalle":
+        return sized(before["size"], before["codes"])
+    run = text_run(before["model"], before["lora"] == "yes", before["data"])
+    return run.replaced({"optimizer.inner_batch": max(1, run.swarm.target_batch_size // before["peers"])})
+
+
 def _chosen(before: Mapping[str, Any]) -> tuple[int, int]:
-    return averaging.chosen(sized(before["size"], before["codes"]), (before["peers"], before["line"]))
+    return averaging.chosen(_plain(before), (before["peers"], before["line"]))
 
 
 def _why_so_many(before: Mapping[str, Any]) -> list[str]:
     (number, kept), members = _chosen(before), (before["peers"], before["line"])
-    run = averaging.suited(sized(before["size"].spread(number), before["codes"]), number, kept, members)
+    run = averaging.suited(averaging.spread(_plain(before), number), number, kept, members)
     return [averaging.reason(run, members)]
 
 
-def _spread(before: Mapping[str, Any]) -> Size:
-    size: Size = before["size"]
-    return size.spread(before["inner-steps"])
+def _spread(before: Mapping[str, Any]) -> RunConfig:
+    return averaging.spread(_plain(before), before["inner-steps"])
 
 
+_MODEL = re.compile(rf"{NEW}|{HUB_NAME.pattern}(@.+)?")
 _ORGANISATION = re.compile(r"[A-Za-z0-9][\w.-]{0,95}")
 QUESTIONS = (
-    RunQuestion("size", "How large is the model? A name, or DIMxLAYERS", _size, "small", choices=_sizes_in_words),
-    RunQuestion("data", "What is it trained on? emoji, OWNER/NAME on the Hub, or a folder", _data, BUILTIN_DATA),
-    RunQuestion(
-        "codes",
-        "Which codes does that data hold?",
-        fitting(CODES.__contains__, f"give {' or '.join(CODES)}"),
-        "f8",
-        lambda before: before["data"] != BUILTIN_DATA,
-        lambda before: [f"{name:<6} {words}" for name, words in CODES.items()],
-    ),
-    RunQuestion(
-        "organisation",
-        "Which organisation on the Hub may take part? Empty: anybody",
-        _or_none(fitting(_ORGANISATION.fullmatch, "give the name of an organisation on the Hub")),
-    ),
-    RunQuestion(
-        "vqgan",
-        "Where on the Hub are the VQGAN's weights, for drawing? OWNER/NAME or OWNER/NAME:FILE",
-        _vqgan,
-        lambda before: f"{before['organisation'] or 'your-organisation'}/vqgan_gumbel_f8",
-        lambda before: before["codes"] == "f8",
-    ),
-    RunQuestion(
-        "authority",
-        "At which https address will your authority give out passes, bans and orders? Empty: none",
-        _or_none(_as_field(MembershipPart, "authority")),
-    ),
-    RunQuestion(
-        "address",
-        "IP or host name of the server with the aux peer? Empty: not known yet",
-        _or_none(
-            fitting(multiaddr_host, "give an IP address or a host name that volunteers can reach, such as 203.0.113.7")
-        ),
-    ),
+    RunQuestion("task", "What is trained?", _one_of(TASKS), "dalle", choices=_listed(TASKS)),
+    RunQuestion("model", f"From which language model does it go on? OWNER/NAME on the Hub; {NEW}: a small new one",
+                fitting(_MODEL.fullmatch, f"give OWNER/NAME or OWNER/NAME@REVISION of one on the Hub, or {NEW}"),
+                NEW, lambda before: before["task"] == "causal-lm"),
+    RunQuestion("lora", "Train adapters of it alone (LoRA), which makes small messages? yes or no",
+                _one_of(("yes", "no")), "no", lambda before: "/" in before["model"]),
+    RunQuestion("size", "How large is the model? A name, or DIMxLAYERS",
+                _size, "small", lambda before: before["task"] == "dalle", _sizes_in_words),
+    RunQuestion("data", "What is it trained on? OWNER/NAME on the Hub, or a folder",
+                _data, lambda before: BUILTIN_DATA[before["task"]]),
+    RunQuestion("codes", "Which codes does that data hold?",
+                _one_of(CODES), "f8", lambda before: before["task"] == "dalle" and before["data"] != "emoji",
+                _listed(CODES)),
+    RunQuestion("organisation", "Which organisation on the Hub may take part? Empty: anybody",
+                _or_none(fitting(_ORGANISATION.fullmatch, "give the name of an organisation on the Hub"))),
+    RunQuestion("vqgan", "Where on the Hub are the VQGAN's weights, for drawing? OWNER/NAME or OWNER/NAME:FILE",
+                _vqgan, lambda before: f"{before['organisation'] or 'your-organisation'}/vqgan_gumbel_f8",
+                lambda before: before["codes"] == "f8"),
+    RunQuestion("authority", "At which https address will your authority give out passes, bans and orders? Empty: none",
+                _or_none(_as_field(MembershipPart, "authority"))),
+    RunQuestion("address", "IP or host name of the server with the aux peer? Empty: not known yet",
+                _or_none(fitting(multiaddr_host, "give an IP address or a host name that volunteers can reach, "
+                                                 "such as 203.0.113.7"))),
     RunQuestion("port", "Its TCP port for peers?", _number(1, 65534), "31337"),  # the assistant takes the next one
-    RunQuestion(
-        "repository",
-        "Repository on the Hub for run file and checkpoints, OWNER/NAME? Empty: none",
-        _or_none(_as_field(CheckpointsPart, "repository")),
-        lambda before: f"{before['organisation']}/{before['name']}" if before["organisation"] else "",
-    ),
+    RunQuestion("repository", "Repository on the Hub for run file and checkpoints, OWNER/NAME? Empty: none",
+                _or_none(_as_field(CheckpointsPart, "repository")),
+                lambda before: f"{before['organisation']}/{before['name']}" if before["organisation"] else ""),
     RunQuestion("line", "How many Mbit/s does a member's line send? Homes: 5 to 20", _mbits, f"{averaging.LINE:g}"),
     RunQuestion("peers", "How many members will compute at a time?", _number(1, 10**4), str(averaging.PEERS)),
-    RunQuestion(
-        "inner-steps",
-        "How many steps does a member make by itself between two averages? 0: gradients are averaged",
-        _number(0, 10**4),
-        lambda before: str(_chosen(before)[0]),
-        choices=_why_so_many,
-    ),
-    RunQuestion("steps", "How many global steps?", _number(1, 10**9), lambda before: str(_spread(before).steps)),
-    RunQuestion(
-        "batch",
-        "How many examples of all peers make one step?",
-        _number(1, 10**7),
-        lambda before: str(_spread(before).batch),
-    ),
-)
-NOT_ASKED = {"codes": "emoji", "vqgan": ""}  # what holds where a question does not arise
+    RunQuestion("inner-steps", "How many steps does a member make by itself between two averages? 0: gradients are "
+                "averaged", _number(0, 10**4), lambda before: str(_chosen(before)[0]), choices=_why_so_many),
+    RunQuestion("steps", "How many global steps?",
+                _number(1, 10**9), lambda before: str(_spread(before).schedule.total_steps)),
+    RunQuestion("batch", "How many examples of all peers make one step?",
+                _number(1, 10**7), lambda before: str(_spread(before).swarm.target_batch_size)),
+)  # fmt: skip
+# What holds where a question does not arise.
+NOT_ASKED = {"model": "", "lora": "no", "size": SIZES["small"], "codes": "emoji", "vqgan": ""}
 
 
 def checked_name(text: str) -> str:
@@ -254,11 +252,15 @@ def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuest
         text = given.get(question.key)
         if not question.asked(answers):
             if text is not None:
-                raise UsageError(f"--{question.key}: has no meaning with --data {answers['data']}")
+                known = " ".join(f"--{key} {answers[key]}" for key in ("task", "model", "data") if answers.get(key))
+                raise UsageError(f"--{question.key}: has no meaning with {known}")
             answers[question.key] = NOT_ASKED[question.key]
             continue
         if text is None:
             default = question.default if isinstance(question.default, str) else question.default(answers)
             text = ask(replace(question, choices=partial(question.choices, answers)), default)
         answers[question.key] = question.answer(text.strip())
-    return RunAnswers(**{key.replace("-", "_"): value for key, value in answers.items()})
+    if (data := answers["data"]) in BUILTIN_DATA.values() and data != BUILTIN_DATA[answers["task"]]:
+        raise UsageError(f"--data {data}: is not for --task {answers['task']}")
+    fields = {key.replace("-", "_"): value for key, value in answers.items() if key not in ("model", "lora", "size")}
+    return RunAnswers(plain=_plain(answers), **fields)

@@ -22,7 +22,7 @@ from tt_cli.errors import UsageError, os_errors
 from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
 from tt_cli.organise import averaging
-from tt_cli.organise.model_sizes import Takes, sized, takes
+from tt_cli.organise.model_sizes import Takes, takes
 from tt_cli.organise.questions import BUILTIN_DATA, RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
 from tt_cli.organise.server_files import ServerFacts, rendered
@@ -64,16 +64,17 @@ class Recipe:
 
 def run_of(answers: RunAnswers) -> RunConfig:
     """The run, still without the addresses that need keys. Raises UsageError for answers that contradict each other."""
+    what = "text-to-image transformer" if answers.task == "dalle" else "language model"
     changes: dict[str, object] = {
         "run.name": answers.name,
-        "run.description": f"{answers.name}: a text-to-image transformer that volunteers train together",
+        "run.description": f"{answers.name}: a {what} that volunteers train together",
         "schedule.total_steps": answers.steps,
         "swarm.target_batch_size": answers.batch,
         "peers.initial": [],
         "peers.coordinator_port": answers.port,
         "checkpoints.repository": answers.repository or None,
     }
-    if answers.data != BUILTIN_DATA:
+    if answers.task == "dalle" and answers.data not in BUILTIN_DATA.values():
         changes |= {"data.source": "hub", "data.name": answers.data}
         if answers.codes == "emoji":
             changes |= {"model.text_length": OWN_CAPTIONS}
@@ -82,9 +83,11 @@ def run_of(answers: RunAnswers) -> RunConfig:
         changes |= {"vqgan.name": repository, "vqgan.filename": file}
     if answers.organisation:
         changes |= {"membership.kind": "organisation", "membership.organisation": answers.organisation}
-    plain, members = sized(answers.size, answers.codes), (answers.peers, answers.line)
-    _, kept = averaging.chosen(plain, members)
-    return averaging.suited(plain.replaced(changes), answers.inner_steps, kept, members)
+    if answers.task != "dalle" and not answers.inner_steps:
+        raise UsageError("--inner-steps 0: members of a language model's run make at least one step by themselves")
+    members = answers.peers, answers.line
+    _, kept = averaging.chosen(answers.plain, members)
+    return averaging.suited(answers.plain.replaced(changes), answers.inner_steps, kept, members)
 
 
 def check_free(folder: Path) -> None:
@@ -168,7 +171,7 @@ def _notes(answers: RunAnswers, run: RunConfig) -> str:
         *textwrap.wrap(averaging.reason(run, (answers.peers, answers.line)), 118),
     ]
     if answers.inner_steps:
-        lines.append("peak_lr is a point to start from: local steps were tried on emoji-demo alone.")
+        lines.append("peak_lr is a point to start from: local steps were tried on emoji-demo and words-demo alone.")
     elif answers.codes == "f8":
         lines.append("peak_lr and total_steps are points to start from: only the paper's size was trained to its end.")
     return "\n".join(lines)

@@ -20,7 +20,6 @@ from tt_cli.doctor.checks import Check, of_error, reachable
 from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import InvalidPass, read_notice
-from tt_cli.memory.report import run_pace
 from tt_cli.organise import averaging
 from tt_cli.organise.averaging import Members
 from tt_cli.organise.model_sizes import takes
@@ -28,7 +27,7 @@ from tt_cli.organise.recipe import HOME
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
-from tt_cli.task.task import Task
+from tt_cli.task.task import Task, trained
 
 if TYPE_CHECKING:
     from tt_cli.data.examples import Batch
@@ -64,7 +63,7 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
         yield _tried("VQGAN", lambda: _vqgan(task.run, batch), fix)[1]
     fits, check = _tried("model", lambda: (True, takes(run).in_words()), "check [model]")
     yield check
-    if fits and isinstance(run, DalleRun):
+    if fits:
         yield lines(run, members)
     if run.peers.initial or peers:
         yield reachable(list(peers) or run.peers.initial, name)
@@ -117,7 +116,7 @@ def lines(run: RunConfig, members: Members) -> Check:
     fix = f"`tt init --line {mbits:g} --peers {peers}` writes a run with {what} in its place"
     if number and run.optimizer.name != "local":
         return Check("lines", "warning", words, fix)
-    if run_pace(run, *members).line > longest:
+    if averaging.run_pace(run, *members).line > longest:
         return Check("lines", "warning", f"{words} Rounds end after {longest:g} s", "raise swarm.averaging_timeout")
     if kept and not run.sparse:
         return Check("lines", "warning", words, fix)
@@ -199,7 +198,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     device = choose_device(wanted, task, lambda event: None)
     check_room(task, device, None, None)
     model = task.new_model()
-    on_cpu = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    on_cpu = {name: parameter.detach() for name, parameter in trained(model).items()}
     model.to(device.torch_device)
 
     def loss() -> torch.Tensor:
@@ -209,16 +208,16 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     started = time.monotonic()
     before = loss()
     before.backward()
-    gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.float().cpu() for name, p in trained(model).items() if p.grad is not None}
     rate, settings = learning_rate(run.schedule, 0), run.optimizer
     if settings.name == "local":
-        for optimizer in inner_optimizers(settings, dict(model.named_parameters()), rate)[0]:
+        for optimizer in inner_optimizers(settings, trained(model), rate)[0]:
             optimizer.step()
     else:
         Lamb8bit(on_cpu, settings).step(gradients, rate)
     seconds = time.monotonic() - started
     with torch.no_grad():
-        for name, parameter in model.named_parameters() if settings.name != "local" else ():
+        for name, parameter in trained(model).items() if settings.name != "local" else ():
             parameter.copy_(on_cpu[name])
         after = float(loss())
     if not math.isfinite(after):

@@ -26,6 +26,7 @@ from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
+from tt_cli.task.task import trained
 
 KEPT = 0.95  # of what a message left out, after each round: it was computed from ever older parameters
 
@@ -43,7 +44,7 @@ class LocalSteps(Accumulator):
 
     def __init__(self, run: RunConfig, model: nn.Module, shared: TrainedState, emit: Emit):
         assert isinstance(run.optimizer, LocalPart)
-        self._parameters = dict(model.named_parameters())
+        self._parameters = trained(model)
         super().__init__(list(self._parameters))
         self._run, self._model, self._shared, self._emit = run, model, shared, emit
         self._settings = run.optimizer

@@ -20,6 +20,7 @@ from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.shared_state import RolledBack, StepFacts
+from tt_cli.task.task import trained
 
 
 class StateLost(WorkerBroken):
@@ -42,7 +43,7 @@ class TrainedState:
         newest: Callable[[], TrainingState | None] = lambda: None,
     ):
         self._run, self._newest = run, newest
-        self._parameters = _copies({name: p.detach().float() for name, p in model.named_parameters()})
+        self._parameters = _copies({name: p.detach().float() for name, p in trained(model).items()})
         self._optimizer = shared_optimizer(self._parameters, run.optimizer)
         move_into_mapping(self._optimizer.state_dict())
         self.epoch = 0
@@ -105,7 +106,7 @@ class TrainedState:
     def copy_into(self, model: nn.Module) -> None:
         """Give the model on the device these parameters."""
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in trained(model).items():
                 parameter.copy_(self._parameters[name])
 
     def read_tree(self, manifest: bytes) -> StateTree:

@@ -44,7 +44,7 @@ from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
-from tt_cli.task.task import Examples, Task
+from tt_cli.task.task import Examples, Task, trained
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -83,7 +83,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
     model = task.new_model()
     with torch.no_grad():
-        move_into_mapping(dict(model.named_parameters()))
+        move_into_mapping(trained(model))
     peer = SwarmPeer(run, opts, "trainer", model, emit)
     backups, shared, folder = peer.backups, peer.shared, peer.folder
 
@@ -201,7 +201,7 @@ class MicroStep:
     ):
         self.task, self._local = task, local
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
-        self._parameters = dict(model.named_parameters())
+        self._parameters = trained(model)
 
     def probe(self, stream: Examples) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""

@@ -79,7 +79,7 @@ class RunConfig(sections.Section):
         return words
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
-        return ((name, getattr(self, name)) for name in self.tables())
+        return ((name, part) for name in self.tables() if (part := getattr(self, name)) is not None)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -106,11 +106,11 @@ class RunConfig(sections.Section):
 
     def differences(self, other: RunConfig) -> list[str]:
         """Say which fields that change training differ, such as "model.dim: 256 here, 512 there"."""
-        theirs = {key: value for key, value, _ in other._fields()}
+        own, theirs = ({key: value for key, value, trained in run._fields() if trained} for run in (self, other))
         return [
-            f"{key}: {_shown(value)} here, {_shown(theirs.get(key))} there"
-            for key, value, trained in self._fields()
-            if trained and value != theirs.get(key)
+            f"{key}: {_shown(own.get(key))} here, {_shown(theirs.get(key))} there"
+            for key in own | theirs
+            if own.get(key) != theirs.get(key)
         ]
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
@@ -195,10 +195,7 @@ class DalleRun(RunConfig):
 
     def described(self) -> dict[str, str]:
         pixels, grid = self.vqgan.pixels, self.vqgan.grid
-        return {
-            "model": super().described()["model"],
-            "pictures": f"{pixels} x {pixels}, {grid} x {grid} codes",
-        }
+        return {"model": super().described()["model"], "pictures": f"{pixels} x {pixels}, {grid} x {grid} codes"}
 
 
 class CausalLmRun(RunConfig):
@@ -209,13 +206,26 @@ class CausalLmRun(RunConfig):
 
     task: text_parts.CausalLmPart
     model: text_parts.LanguageModelPart
+    pretrained: text_parts.PretrainedPart | None = None
+    lora: text_parts.LoraPart | None = None
     tokenizer: text_parts.TextTokenizerPart
     data: text_parts.TextDataPart
+
+    @model_validator(mode="after")
+    def _on_weights(self) -> Self:
+        if self.lora is not None and self.pretrained is None:
+            raise ValueError("lora: adapters are for weights that are there; add [pretrained]")
+        return self
 
     def measures(self) -> dict[str, int]:
         config, called = json.loads(self.model.config), text_parts.MEASURES
         known = {called[name]: value for name, value in config.items() if name in called and isinstance(value, int)}
         return {**known, "text_tokens": self.model.length}
+
+    def described(self) -> dict[str, str]:
+        begins = {} if self.pretrained is None else {"goes on from": self.pretrained.name}
+        adapters = {} if self.lora is None else {"trained": f"adapters of rank {self.lora.rank} (LoRA) alone"}
+        return super().described() | begins | adapters
 
 
 def _shown(value: Any) -> str:

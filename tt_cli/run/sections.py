@@ -82,7 +82,9 @@ Text = Annotated[str, Field(min_length=1)]
 _run_name = fitting(
     re.compile("[a-z0-9][a-z0-9-]{0,40}").fullmatch, "must be 1 to 41 of a-z, 0-9 and '-', and not start with '-'"
 )
-_repository = fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub")
+RepositoryName = Annotated[
+    str, AfterValidator(fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub"))
+]
 _waits = fitting(lambda value: not value, "must be false: with local steps a peer waits for the average")
 _kept = fitting(lambda value: value in range(0, 1025, 4), "must be a multiple of 4 from 0 to 1024")
 _odd = fitting(lambda value: value % 2, "must be odd, for the window has a centre")
@@ -335,7 +337,7 @@ class MembershipPart(Section):
 class CheckpointsPart(Section):
     """The organiser's published checkpoints, for those who come when no peer is there."""
 
-    repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(
+    repository: RepositoryName | None = Untrained(
         None, description="a model repository on the Hub", examples=["your-organisation/your-run"]
     )
 

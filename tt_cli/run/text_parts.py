@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from tt_cli.run.sections import DataSource, Section, Text, TokenizerSource, Untrained
+from tt_cli.run.sections import DataSource, RepositoryName, Section, Text, TokenizerSource, Untrained
 
 MEASURES = {
     **{"num_hidden_layers": "layers", "hidden_size": "dim", "num_attention_heads": "heads", "vocab_size": "vocabulary"},
@@ -42,6 +42,23 @@ class LanguageModelPart(Section):
 
     config: Annotated[str, AfterValidator(_configuration)] = Field(description="its config.json, as text")
     length: int = Field(ge=2, description="tokens of an example")
+
+
+class PretrainedPart(Section):
+    """The first weights, of a repository of the Hub with safetensors, in place of those that the seed decides."""
+
+    name: RepositoryName
+    revision: Text | None = Field(None, examples=["main"])
+    digest: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
+        description="of the weights in float32, which `tt init` writes down; others are refused"
+    )
+
+
+class LoraPart(Section):
+    """Adapters on all layers between embeddings and head (Hu et al. 2021), which alone are trained and shared."""
+
+    rank: int = Field(16, ge=1, description="columns of the two matrices that make up a layer's change")
+    alpha: float = Field(32.0, gt=0, description="the change is their product times alpha / rank")
 
 
 class TextTokenizerPart(TokenizerSource):

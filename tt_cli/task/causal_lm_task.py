@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.memory import Kind, Need
 from tt_cli.memory.activations import Activations
-from tt_cli.memory.trainer_account import peer_items
+from tt_cli.memory.trainer_account import MemoryComponent, peer_items, place_of
 from tt_cli.run import CausalLmRun, RunConfig
-from tt_cli.run.text_parts import LanguageModelPart
-from tt_cli.task.task import Losses, Task
+from tt_cli.run.text_parts import LanguageModelPart, LoraPart, PretrainedPart
+from tt_cli.task.task import Losses, Task, trained
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from tt_cli.data.examples import Batch
     from tt_cli.data.text.token_stream import TextTokenizer, TokenStream
     from tt_cli.model.traced_pass import Loss, Make
+
+Parts = tuple[LanguageModelPart, PretrainedPart | None, LoraPart | None]
+"""Of a run file: all that says what its model is."""
 
 
 class CausalLmTask(Task["nn.Module"]):
@@ -46,9 +52,11 @@ class CausalLmTask(Task["nn.Module"]):
         self.tokenizer  # noqa: B018
 
     def model(self, seed: int | None) -> nn.Module:
-        from tt_cli.model.causal_lm import causal_lm
+        return _made(self._parts, seed)
 
-        return causal_lm(self.run.model.config, seed)
+    def unfilled_model(self, device: str = "cpu") -> nn.Module:
+        """With adapters, the weights that stay are there wherever any are."""
+        return super().unfilled_model(device) if self.run.lora is None or device == "meta" else self.new_model()
 
     def examples(self, seed: int, *, peer: str = "", **_: Any) -> TokenStream:
         from tt_cli.data.text.token_stream import TokenStream
@@ -67,51 +75,88 @@ class CausalLmTask(Task["nn.Module"]):
         return loss, {"perplexity": loss.detach().exp()}
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        shapes = self.shapes().values()
-        sizes, matrices = ([shape.numel() for shape in shapes if len(shape) >= least] for least in (1, 2))
-        kept = Activations(_pass_bytes(self.run.model, itemsize, micro_batch) - 4 * sum(sizes), 0, 0)
-        return Need(peer_items(self.run, kind, sizes, matrices, kept), micro_batch, budget)
+        model = self.unfilled_model("meta")
+        sizes, matrices = ([p.numel() for p in trained(model).values() if p.dim() >= least] for least in (1, 2))
+        kept = Activations(_pass_bytes(self._parts, itemsize, micro_batch) - 4 * sum(sizes), 0, 0)
+        items = peer_items(self.run, kind, sizes, matrices, kept)
+        if frozen := sum(p.numel() for p in model.parameters() if not p.requires_grad):
+            items = (*items, MemoryComponent("weights that stay", 4 * frozen, place_of(kind)))
+        return Need(items, micro_batch, budget)
 
     def flops(self) -> int:
         from tt_cli.model.traced_pass import traced_flops
 
-        return traced_flops(*_pass_of(self.run.model, 1))
+        return traced_flops(*_pass_of(self._parts, 1))
+
+    @property
+    def _parts(self) -> Parts:
+        return self.run.model, self.run.pretrained, self.run.lora
 
 
 _FEW, _MANY = 2, 64  # examples
+_FILES = re.compile(r"model[\w.-]*\.safetensors(\.index\.json)?")  # of weights that transformers writes
 
 
-def _pass_bytes(part: LanguageModelPart, itemsize: int, micro_batch: int) -> int:
+def fetched_model(configuration: str, name: str, revision: str | None) -> tuple[nn.Module, str]:
+    """The model of a `canonical` configuration with the weights of a repository on the Hub, and their digest.
+
+    Raises UsageError where there are none that fit it, TTError where they cannot be fetched or read.
+    """
+    from tt_cli.checkpoint.hash_tree import tensor_digest
+    from tt_cli.model.causal_lm import pretrained
+
+    commit, names = repository_files(name, revision)
+    files = [download(name, file, commit) for file in names if _FILES.fullmatch(file)]
+    if not files:
+        raise UsageError(f"{name} has no model.safetensors; other files of weights are not opened: they can run code")
+    model = pretrained(configuration, files[0].parent, name)
+    return model, tensor_digest({name: parameter.detach() for name, parameter in model.named_parameters()})
+
+
+def _made(parts: Parts, seed: int | None) -> nn.Module:
+    from tt_cli.model.causal_lm import adapted, causal_lm
+
+    part, source, lora = parts
+    if source is None or seed is None:
+        model = causal_lm(part.config, seed)
+    else:
+        model, digest = fetched_model(part.config, source.name, source.revision)
+        if digest != source.digest:
+            raise TTError(f"{source.name}: its weights are not the run's, their digest is {digest}: ask the organiser")
+    return model if source is None or lora is None else adapted(model, lora, source, seed)
+
+
+def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int) -> int:
     """Activations and gradients at the worst moment of a pass.
 
     With many examples that is the head, and it grows evenly; with few the end, when all gradients are there.
     """
-    few = _bytes(part, itemsize, min(micro_batch, _FEW))
+    few = _bytes(parts, itemsize, min(micro_batch, _FEW))
     if micro_batch <= _FEW:
         return few
-    many, twice = (_bytes(part, itemsize, count) for count in (_MANY, 2 * _MANY))
+    many, twice = (_bytes(parts, itemsize, count) for count in (_MANY, 2 * _MANY))
     return max(few, many + (twice - many) * (micro_batch - _MANY) // _MANY)
 
 
 @cache
-def _bytes(part: LanguageModelPart, itemsize: int, count: int) -> int:
+def _bytes(parts: Parts, itemsize: int, count: int) -> int:
     from tt_cli.model.traced_pass import traced_bytes
 
-    return traced_bytes(*_pass_of(part, count), itemsize)
+    return traced_bytes(*_pass_of(parts, count), itemsize)
 
 
-def _pass_of(part: LanguageModelPart, count: int) -> tuple[Make, Loss]:
+def _pass_of(parts: Parts, count: int) -> tuple[Make, Loss]:
     """The model, and its loss for a batch of so many examples."""
     from unittest.mock import patch
 
     import torch
 
-    from tt_cli.model.causal_lm import causal_lm, next_token_loss
+    from tt_cli.model.causal_lm import next_token_loss
 
     def loss(model: nn.Module) -> torch.Tensor:
         # Without a look at the values of positions, which are not there, transformers would take them for those of
         # several documents in a row, and attend with masks that training does without.
         with patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None, create=True):
-            return next_token_loss(model, torch.zeros(count, part.length + 1, dtype=torch.int64))
+            return next_token_loss(model, torch.zeros(count, parts[0].length + 1, dtype=torch.int64))
 
-    return partial(causal_lm, part.config, None), loss
+    return partial(_made, parts, None), loss

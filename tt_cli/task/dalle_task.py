@@ -77,4 +77,7 @@ class DalleTask(Task["Dalle"]):
         return self._config.flops_per_sample()
 
     def sizes(self) -> dict[str, int]:
-        return {"parameters": sum(self._config.tensor_sizes), "effective": self._config.effective_parameters}
+        return {"parameters": sum(self.tensor_sizes()), "effective": self._config.effective_parameters}
+
+    def tensor_sizes(self) -> list[int]:
+        return self._config.tensor_sizes

@@ -25,6 +25,11 @@ Losses = tuple["Tensor", dict[str, "Tensor"]]
 """A scalar to train on, differentiable, and up to four others by name, without their graphs."""
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → parameter of those that are trained, in the model's order: they alone are shared."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 class Examples(Protocol):
     """Batches without end for one peer. counts: what became of rows so far."""
 
@@ -97,7 +102,11 @@ class Task(Protocol[Model]):
 
     def sizes(self) -> dict[str, int]:
         """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
-        return dict.fromkeys(("parameters", "effective"), sum(shape.numel() for shape in self.shapes().values()))
+        return dict.fromkeys(("parameters", "effective"), sum(self.tensor_sizes()))
+
+    def tensor_sizes(self) -> list[int]:
+        """Elements of each parameter that is trained."""
+        return [shape.numel() for shape in self.shapes().values()]
 
     def new_model(self) -> Model:
         """The model with the run's first weights, which its seed decides."""
@@ -117,7 +126,7 @@ class Task(Protocol[Model]):
         self.check_fit(parameters, origin)
         model = self.unfilled_model()
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in trained(model).items():
                 parameter.copy_(parameters[name])
         return model
 
@@ -131,5 +140,5 @@ class Task(Protocol[Model]):
             )
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Parameter name → shape, in the model's order."""
-        return {name: parameter.shape for name, parameter in self.unfilled_model("meta").named_parameters()}
+        """Name → shape of the parameters that are trained, in the model's order."""
+        return {name: parameter.shape for name, parameter in trained(self.unfilled_model("meta")).items()}

@@ -66,6 +66,8 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
 def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
     """Write a language model's checkpoint as a folder that transformers' `from_pretrained` reads, with its tokenizer.
 
+    Of a run that trains adapters it has these alone, as peft reads them.
+
     Returns facts about it. Raises UsageError for a checkpoint of another kind of run, TTError.
     """
     say(f"Reading {file}")
@@ -75,13 +77,15 @@ def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
     from transformers import PreTrainedTokenizerFast  # which the model has found to be installed
 
     say(f"Writing {sum(tensor.nbytes for tensor in parameters.values()) / 1e6:.1f} MB")
+    whole = task.run.lora is None
     with os_errors(f"cannot write {out}"):
-        model.save_pretrained(out)
+        model.save_pretrained(out, **({} if whole else {"save_embedding_layers": False}))
+        (out / "README.md").unlink(missing_ok=True)  # peft's form for a card, not filled in
         backend, end = task.tokenizer.backend, task.run.tokenizer.document_end
         PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end).save_pretrained(out)
         for path in out.iterdir():
             path.chmod(0o644)  # the library writes weights for the owner alone
-    return {"kind": "model", "run": config.identity, **_counted(parameters)}
+    return {"kind": "model" if whole else "adapters", "run": config.identity, **_counted(parameters)}
 
 
 def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]:
