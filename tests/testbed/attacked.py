@@ -60,7 +60,7 @@ class Size:
 
 
 def attacked_run(size: Size, attackers: int) -> RunConfig:
-    """A run with a model of 267,000 parameters, or 35,000 for language; every peer has one micro-batch in every step."""
+    """A run with a model of 267,000 parameters, or 35,000 of language; each peer has one micro-batch in every step."""
     sizes: dict[str, object] = {"model.dim": 64, "model.depth": 2, "model.heads": 2, "model.dim_head": 32}
     if size.kind != "dalle":
         sizes = {"schedule.peak_lr": 5e-2}  # of LAMB
