@@ -25,8 +25,13 @@ A device that does not wait computes more than the target while a round takes lo
 lowered where memory does not suffice, which is said. --faster divides the compute time and multiplies the link's rate:
 the same proportions in less time, and what does not shrink (matchmaking, the DHT) weighs more.
 
+`--only local` measures local steps instead, with messages of 64 in 4,096 numbers, on lines of 20 Mbit/s down and 5 up,
+as homes have them: `busy_20_5` where inner steps go on beside a round (`delayed = true`), `waiting_busy_20_5` where
+they wait.
+
 Examples:
   sudo scripts/bench overlap
+  sudo scripts/bench overlap --only local --steps 4
   sudo scripts/bench overlap --only ours --mbit 20 --steps 5
   sudo scripts/bench overlap --quick --json
 
@@ -60,12 +65,17 @@ MICRO_BATCH, MICRO_BATCHES = 16, 12  # samples; of each peer in a target batch
 QUICK = "a small part of the model, twelve times as fast, 1 step"
 PATIENCE = 5  # times as long as computing alone would take
 STALL_SECONDS = 0.25
+UPLOAD, SPARSE = 5, 64  # of a home's line of 20 Mbit/s; numbers of each 4,096 in messages
+LOCAL: dict[str, list[object]] = {"local": ["--delayed"], "waiting": []}
 MADE = ("committed", "alone")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One measurement. scale: of the model and of the link. faster: by which all is sped up."""
+    """One measurement. scale: of the model and of the link. faster: by which all is sped up.
+
+    kind: ours, baseline, or of ours local (steps) and waiting: they stop for a round.
+    """
 
     kind: str
     mbit: float
@@ -88,7 +98,15 @@ class Setting:
             *("--matchmaking-time", max(3.0, 15.0 / self.faster), "--averaging-timeout", limit),
             *("--next-chunk-timeout", max(10.0, 30.0 / self.faster)),
         ]
+        if self.kind in LOCAL:
+            upload = UPLOAD * self.rate / self.mbit
+            given += ["--local", "--sparse", SPARSE, "--max-upload", upload, *LOCAL[self.kind]]
         return given + (["--allreduce-timeout", limit] if self.kind == "baseline" else [])
+
+    @property
+    def rate(self) -> float:
+        """Mbit/s of a link at this scale and pace."""
+        return self.mbit * parameters_of(self.scale) / parameters_of(1.0) * self.faster
 
 
 def parameters_of(scale: float) -> int:
@@ -100,7 +118,7 @@ def fitting(kind: str, wanted: float) -> float:
     """The largest scale, `wanted` at most, whose peers fit into the memory that is free now."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    room = (0.95 * free / len(SPEEDS) - BYTES_PER_PEER) / BYTES_PER_PARAMETER[kind] / parameters_of(1.0)
+    room = (0.95 * free / len(SPEEDS) - BYTES_PER_PEER) / BYTES_PER_PARAMETER.get(kind, 30) / parameters_of(1.0)
     if room >= wanted:
         return wanted
     if room < 0.01:
@@ -116,9 +134,9 @@ def at_step(peer: Launched, step: int) -> Line | None:
 def measure_setting(setting: Setting, folder: Path) -> dict[str, Any]:
     """One run of four peers."""
     parameters = parameters_of(setting.scale)
-    rate = setting.mbit * parameters / parameters_of(1.0) * setting.faster
+    rate, side = setting.rate, "ours" if setting.kind in LOCAL else setting.kind
     given = [[*setting.arguments, "--micro-batch-seconds", setting.compute / MICRO_BATCHES / speed] for speed in SPEEDS]
-    with Network(len(SPEEDS), rate) as network, started(setting.kind, network.hosts, folder, given) as peers:
+    with Network(len(SPEEDS), rate) as network, started(side, network.hosts, folder, given) as peers:
         last, limit = setting.steps + 1, START_SECONDS + (setting.steps + 1) * setting.compute * PATIENCE
         for peer in peers:
             peer.wait_for(partial(at_step, peer, last), limit, f"step {last}")
@@ -197,7 +215,7 @@ def stalls_of(peer: Launched, since: float, until: float) -> list[Line]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
-    parser.add_argument("--only", choices=("ours", "baseline"), help="one of the two")
+    parser.add_argument("--only", choices=("ours", "baseline", "local"), help="one of them")
     parser.add_argument("--mbit", type=float, nargs="+", help="of each link (default 100 20; quick: 100)")
     parser.add_argument("--steps", type=int, help="global steps counted, after the first (default 10; quick: 1)")
     parser.add_argument("--compute", type=float, default=60.0, help="seconds in which a target batch is computed")
@@ -211,13 +229,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     need_namespaces()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-overlap-") as scratch:
-        for kind, prefix in (("ours", ""), ("baseline", "baseline_")):
-            for mbit in (args.mbit or ([100] if args.quick else [100, 20])) if args.only in (None, kind) else []:
+        sides = {"ours": "", "baseline": "baseline_"} if args.only != "local" else {"local": "", "waiting": "waiting_"}
+        lines = [20.0] if args.only == "local" else args.mbit or ([100] if args.quick else [100, 20])
+        for kind, prefix in sides.items():
+            for mbit in lines if args.only in (None, "local", kind) else []:
                 scale = fitting(kind, args.scale or (0.03 if args.quick else 1.0))
                 setting = Setting(kind, mbit, steps, args.compute / faster, scale, faster)
                 result = measure_setting(setting, Path(tempfile.mkdtemp(dir=scratch)))
-                figures[f"{prefix}busy_{mbit:g}mbit"] = result.pop("busy")
-                figures[f"{prefix}busy_{mbit:g}mbit_min"] = result.pop("busy_min")
-                figures[f"{kind}_{mbit:g}mbit"] = result
+                line = "20_5" if kind in LOCAL else f"{mbit:g}mbit"
+                figures[f"{prefix}busy_{line}"] = result.pop("busy")
+                figures[f"{prefix}busy_{line}_min"] = result.pop("busy_min")
+                figures[f"{kind}_{line}"] = result
                 progress("overlap", figures)
     return figures

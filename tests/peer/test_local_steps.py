@@ -275,6 +275,86 @@ def test_a_peer_that_returns_trains_on_its_backup_and_not_on_first_weights() -> 
         assert torch.equal(own, shared.state().parameters[name])
 
 
+def sparse_peer() -> Peer:
+    return Peer(local_run(sparse=64))
+
+
+def unsent(peer: Peer) -> dict[str, Tensor]:
+    """How far the peer is away, and what its messages left out."""
+    return {name: way + peer.local._left.get(name, 0.0) for name, way in peer.away().items()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], kept: float = 1.0) -> None:
+    """Equal but for what fp32 loses."""
+    for name, tensor in one.items():
+        torch.testing.assert_close(kept * tensor, other[name], rtol=1e-4, atol=1e-7, msg=name)
+
+
+def meanwhile(peer: Peer, *numbers: int) -> dict[str, Tensor]:
+    """Make inner steps while a round has the pseudo-gradient; how far they went."""
+    before = peer.parameters()
+    for number in numbers:
+        peer.micro_batch(number)
+    return {name: before[name] - own for name, own in peer.parameters().items()}
+
+
+@pytest.mark.parametrize("sparse", [0, 64])
+def test_with_delayed_updates_a_peer_goes_on_from_the_new_state_less_what_it_did_meanwhile(sparse: int) -> None:
+    peer = Peer(local_run(delayed=True, sparse=sparse))
+    peer.micro_batch(0)
+    went = peer.away()
+    peer.local.hold(peer.buffer)
+    assert peer.local.ready and peer.local.settled
+    since = meanwhile(peer, 1, 2)
+    assert all(way.any() for way in since.values()) and peer.local.inner_steps == 3
+    if not sparse:
+        assert_close(went, {name: t.clone() for name, t in DecodedGradients(peer.buffer).items()})
+    peer.step()
+    assert not peer.local.settled, "the next round has to wait"
+    assert peer.local.release().samples == 4 and peer.local.samples == 8 and peer.local.inner_steps == 2
+    peer.local.renew(peer.state)
+    assert peer.local.settled
+    assert_equal(since, peer.away())
+    peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 8
+    if not sparse:
+        assert_close(since, {name: t.clone() for name, t in DecodedGradients(peer.buffer).items()})
+
+
+@pytest.mark.parametrize("sparse", [0, 64])
+@pytest.mark.parametrize("others_stepped", [False, True])
+def test_what_is_done_beside_a_round_that_is_dropped_counts_with_what_it_had(sparse: int, others_stepped: bool) -> None:
+    peer, others = (Peer(local_run(delayed=True, sparse=sparse)) for _ in range(2))
+    others.micro_batch(7)
+    others.local.hold(others.buffer)
+    peer.micro_batch(0)
+    peer.local.hold(peer.buffer)
+    meanwhile(peer, 1)
+    before = peer.away()  # nothing of it is left out yet
+    if others_stepped:
+        peer.local.give_back(peer.buffer)
+        peer.local.set_aside(peer.buffer)
+        peer.state.step(DecodedGradients(others.buffer))
+    peer.local.give_back(peer.buffer)
+    assert peer.local.samples == 8
+    peer.local.renew(peer.state)
+    (assert_close if others_stepped and not sparse else assert_equal)(before, unsent(peer))
+    peer.local.hold(peer.buffer)
+    assert peer.local.held.samples == 8 and peer.local.settled
+
+
+def test_with_delayed_updates_an_order_to_go_back_drops_all() -> None:
+    peer = Peer(local_run(delayed=True))
+    peer.micro_batch(0)
+    peer.local.hold(peer.buffer)
+    meanwhile(peer, 1)
+    peer.local.forget()
+    assert not peer.local.ready and not peer.local.samples
+    peer.local.give_back(peer.buffer)
+    peer.local.renew(peer.state)
+    assert peer.local.ready and peer.local.settled and not any(way.any() for way in peer.away().values())
+
+
 @contextmanager
 def in_a_thread(work: Any) -> Iterator[None]:
     thread = threading.Thread(target=work)
@@ -284,15 +364,17 @@ def in_a_thread(work: Any) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_rounds_of_one_thread_and_steps_of_another_lose_no_sample() -> None:
-    peer, ended, taken = Peer(local_run()), threading.Event(), 0
+@pytest.mark.parametrize("delayed", [False, True])
+def test_rounds_of_one_thread_and_steps_of_another_lose_no_sample(delayed: bool) -> None:
+    peer, ended, taken = Peer(local_run(delayed=delayed)), threading.Event(), 0
 
     def rounds() -> None:
         nonlocal taken
         while not ended.is_set():
-            peer.local.hold(peer.buffer)
-            peer.step()
-            taken += peer.local.release().samples
+            if peer.local.settled:
+                peer.local.hold(peer.buffer)
+                peer.step()
+                taken += peer.local.release().samples
 
     with in_a_thread(rounds):
         for number in range(60):
@@ -307,21 +389,6 @@ def test_where_bitsandbytes_does_not_run_it_is_fp32_with_the_reason() -> None:
     make, name, reason = adamw(torch.device("cpu"))
     assert make is torch.optim.AdamW and name == "AdamW" and "GPU" in reason
     make([nn.Parameter(torch.ones(2))], lr=1e-3)
-
-
-def sparse_peer() -> Peer:
-    return Peer(local_run(sparse=64))
-
-
-def unsent(peer: Peer) -> dict[str, Tensor]:
-    """How far the peer is away, and what its messages left out."""
-    return {name: way + peer.local._left.get(name, 0.0) for name, way in peer.away().items()}
-
-
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], kept: float = 1.0) -> None:
-    """Equal but for what fp32 loses."""
-    for name, tensor in one.items():
-        torch.testing.assert_close(kept * tensor, other[name], rtol=1e-4, atol=1e-7, msg=name)
 
 
 def test_what_a_sparse_message_leaves_out_goes_into_the_next_ones() -> None:

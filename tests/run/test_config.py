@@ -143,11 +143,6 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
             {"name": "local", "inner_batch": 17},
             "optimizer.inner_batch = 17: must be at most swarm.target_batch_size, 16",
         ),
-        (
-            "optimizer",
-            {"name": "local", "delayed": True},
-            "optimizer.delayed = true: must be false: with local steps a peer waits for the average",
-        ),
     ],
 )
 def test_what_is_wrong_is_one_line(small: RunConfig, key: str, value: Any, said: str) -> None:
@@ -285,8 +280,6 @@ def test_every_field_that_changes_training_changes_the_identity_and_no_other(
 ) -> None:
     small: RunConfig = request.getfixturevalue(of)
     for key, _, _ in small._fields():
-        if key == "optimizer.delayed" and of != "small":
-            continue  # it waits in any case
         if key in ONE_VALUE:
             continue
         other = changed(small, key)

@@ -12,11 +12,13 @@ from simulation.network import Line, Network
 from simulation.virtual import in_virtual_time
 
 from tt_cli.peer.device import Device
+from tt_cli.peer.local_steps import LocalSteps
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Step
+from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.task import task_of
 
 
@@ -24,12 +26,19 @@ class Trainer(Machine):
     """A simulated machine that computes what a trainer computes."""
 
     micro_batch = 1
+    local: LocalSteps | None = None
+
+    def accumulator(self) -> Accumulator | None:
+        self.model = task_of(self.run).new_model()
+        if self.run.optimizer.name == "local":
+            self.local = LocalSteps(self.run, self.model, self.state, lambda event: None)
+        return self.local
 
     def _train(self) -> None:
         try:
             task, device = task_of(self.run), Device(torch.device("cpu"), "a CPU", None)
             collaboration: Any = self.collaboration
-            step = MicroStep(task, task.new_model(), device, collaboration, self.state)
+            step = MicroStep(task, self.model, device, collaboration, self.state, self.local)
             batches = MicroBatches(step, self.micro_batch, lambda event: None)
             collaboration.synchronise()
             for batch in task.examples(0, peer=self.name).batches(self.micro_batch):

@@ -32,6 +32,14 @@ def test_a_swarm_learns_words() -> None:
     assert losses[0] > 6.0 and losses[-1] < losses[0] - 0.2 and len(digests) == 1
 
 
+@pytest.mark.parametrize("sparse", [0, 256])
+def test_with_steps_of_its_own_that_go_on_beside_rounds_it_learns_too(sparse: int) -> None:
+    local = {"name": "local", "inner_batch": 8, "warmup_steps": 2, "delayed": True, "sparse": sparse}
+    changes = {"optimizer": local, "schedule.peak_lr": 1e-2, "swarm.target_batch_size": 64, "swarm.large_tensor": 1024}
+    losses, digests = trained(RUN.replaced(changes | {"schedule.total_steps": 8}), members=2, micro_batch=8)
+    assert losses[0] > 5.8 and losses[-1] < losses[0] - 0.4 and len(digests) == 1
+
+
 def test_perplexity_is_told_beside_the_loss() -> None:
     task = task_of(RUN)
     model, batch = task.new_model(), next(task.examples(0).batches(4))

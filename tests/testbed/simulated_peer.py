@@ -72,6 +72,7 @@ def configured(args: argparse.Namespace) -> RunConfig:
     if args.local:
         del changes["optimizer.delayed"]
         changes["optimizer"] = {"name": "local", "inner_batch": args.micro_batch, "sparse": args.sparse}
+        changes["optimizer"] |= {"delayed": args.delayed}
     return load_run(args.run).replaced(changes)
 
 
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--codec", choices=("linear8", "blockwise8"), default="linear8")
     parser.add_argument("--local", action="store_true", help="local steps, each of one micro-batch")
     parser.add_argument("--sparse", type=int, default=0, help="elements of each 4,096 in their messages; 0: all")
+    parser.add_argument("--delayed", action="store_true", help="local steps that go on beside a round")
     parser.add_argument("--wait-for-gradients", action="store_true", help="without delayed updates")
     parser.add_argument("--matchmaking-time", type=float, default=5.0)
     parser.add_argument("--averaging-timeout", type=float, default=180.0)

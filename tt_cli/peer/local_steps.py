@@ -5,6 +5,8 @@ Notable:
   members, by samples (pseudo-gradients, DiLoCo, arXiv:2311.08105), where it would average gradients;
 - only the thread that trains changes theta_i, and not while a round has its pseudo-gradient: the micro-batch in hand
   is kept for the first inner step after it;
+- with delayed updates it goes on meanwhile, and then from the new theta less what it did since it gave the round its
+  pseudo-gradient; the next round has to wait until it did so (`settled`);
 - what no round has taken stays: a peer that comes to another theta goes on from there less its own pseudo-gradient;
 - what a message left out stays too, and goes into the next one (error feedback), but for a twentieth a round;
 - inner moments are private. They begin with the process, with a warm-up, and are in no backup.
@@ -52,14 +54,20 @@ class LocalSteps(Accumulator):
         self._made = 0  # with these moments
         self._waiting = FigureSums()  # of gradients of the next inner step
         self._base = ""  # the digest of the theta from which theta_i began; "" where it is to begin anew
-        self._holding = False
+        self._holding, self._given = False, 0  # inner steps that are in what is held
         self._kept: GradientBuffer | None = None  # the pseudo-gradient that no round has taken, as of the last `hold`
         self._left: dict[str, Tensor] = {}  # what sparse messages left out
+        self._at_hold: dict[str, Tensor] = {}  # theta_i as of the last `hold`, on the CPU, with delayed updates
 
     @property
     def ready(self) -> bool:
-        """False while a round has the pseudo-gradient, or the others' state is taken over."""
-        return not self._holding
+        """False while a round has the pseudo-gradient, or the others' state is taken over, or is to be."""
+        return not self._holding or (self._settings.delayed and bool(self._base))
+
+    @property
+    def settled(self) -> bool:
+        """False until theta_i goes on from the theta that a round made."""
+        return not (self._at_hold and self._behind)
 
     def renew(self, state: LockedState) -> None:
         """Give theta_i the newest theta, less what no round has taken. The training thread, before each micro-batch."""
@@ -67,16 +75,22 @@ class LocalSteps(Accumulator):
             if self._holding or not (state.fresh or self._behind):
                 return
             with state.use():
-                self._shared.copy_into(self._model)
                 if not self._behind:  # these parameters are in doubt, and so is all that came of them
-                    self.new, self._waiting, self._optimizers = FigureSums(), FigureSums(), []
+                    self.new, self._waiting, self._optimizers, self._kept = FigureSums(), FigureSums(), [], None
                     self._left.clear()
+                    self._at_hold.clear()
                     self._clear()
-                elif self._kept is not None:
-                    for name, way in DecodedGradients(self._kept).items():
-                        parameter = self._parameters[name].detach()
-                        parameter.sub_(way.to(parameter.device))
+                for name, theta in self._shared.state().parameters.items():
+                    own = self._parameters[name].detach()
+                    if (held := self._at_hold.get(name)) is None:
+                        own.copy_(theta)
+                    else:
+                        own.sub_(held.to(own.device)).add_(theta.to(own.device))
+                for name, way in () if self._kept is None else DecodedGradients(self._kept).items():
+                    own = self._parameters[name].detach()
+                    own.sub_(way.to(own.device))
                 self._base, self._kept = self._shared.digest, None
+                self._at_hold.clear()
 
     @property
     def _behind(self) -> bool:
@@ -93,7 +107,8 @@ class LocalSteps(Accumulator):
 
     def _count(self, figures: FigureSums) -> None:
         self._waiting.merge(figures)
-        if self._waiting.samples >= self._settings.inner_batch and not (self._holding or self._behind):
+        stays = self._behind or (self._holding and not self._settings.delayed)
+        if self._waiting.samples >= self._settings.inner_batch and not stays:
             self._step()
 
     def _step(self) -> None:
@@ -123,17 +138,23 @@ class LocalSteps(Accumulator):
     def hold(self, local: GradientBuffer) -> None:
         """Write the pseudo-gradient into `local`; no inner step is made until it is released or given back.
 
-        Raises ValueError where it is not finite: it is dropped then, theta_i begins anew, and `local` holds zeros.
+        With delayed updates inner steps go on, for the next round. Raises ValueError where it is not finite: it is
+        dropped then, theta_i begins anew, and `local` holds zeros.
         """
         with self._lock:
-            self._holding, self.held, self.new = True, self.new, FigureSums()
+            self._holding, self._given = True, self.inner_steps
+            self.held, self.new = self.new, FigureSums()
             if self._kept is not None and self._behind:
                 return  # it lies in `local` as it was held before the state changed
+            if self._settings.delayed and not self._behind:
+                for name, parameter in self._parameters.items():
+                    self._at_hold[name] = parameter.detach().to("cpu", torch.float32, copy=True)
             try:
                 self._encode(local)
             except ValueError:
                 self.held, self._base = FigureSums(), ""
                 self._left.clear()
+                self._at_hold.clear()
                 self._encode(local)
                 raise
             finally:
@@ -152,8 +173,8 @@ class LocalSteps(Accumulator):
     def _ways(self) -> Iterator[tuple[str, Tensor]]:
         """The pseudo-gradient of each tensor, fp32 on the CPU."""
         for name, theta in self._shared.state().parameters.items():
-            own = theta if self._behind else self._parameters[name].detach().to("cpu", torch.float32)
-            yield name, theta - own
+            own = self._at_hold.get(name, self._parameters[name].detach())
+            yield name, theta - (theta if self._behind else own.to("cpu", torch.float32))
 
     def give_back(self, local: GradientBuffer) -> None:
         """No round has taken what was held: it counts for the next one."""
@@ -162,6 +183,8 @@ class LocalSteps(Accumulator):
                 encoded = DecodedGradients(local)
                 for name, way in self._ways():
                     self._left[name].add_(encoded[name]).sub_(way)
+            if not self._behind:
+                self._at_hold.clear()
             self.new.merge(self.held)
             self.held, self._holding = FigureSums(), False
 
@@ -172,7 +195,7 @@ class LocalSteps(Accumulator):
             if self.held.samples:
                 for left in self._left.values():
                     left.mul_(KEPT)
-            self._holding, self.inner_steps = False, 0
+            self._holding, self.inner_steps = False, self.inner_steps - self._given
             released, self.held = self.held, FigureSums()
             return released
 
@@ -182,6 +205,7 @@ class LocalSteps(Accumulator):
         with self._lock:
             self._waiting, self._kept, self._base = FigureSums(), None, ""
             self._left.clear()
+            self._at_hold.clear()
             self._holding, self.inner_steps = True, 0
 
 

@@ -220,13 +220,17 @@ class MicroStep:
 
         Where memory runs out, nothing of it is counted in.
         """
+        self.renew()
+        loss, figures = self._backward(batch)
+        return self.collaboration.step(self.gradients(), len(batch), loss, figures)
+
+    def renew(self) -> None:
+        """Give the model the newest parameters."""
         if self._local is not None:
             self._local.renew(self.collaboration.state)
         elif self.collaboration.state.fresh:
             with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
-        loss, figures = self._backward(batch)
-        return self.collaboration.step(self.gradients(), len(batch), loss, figures)
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
@@ -276,6 +280,7 @@ def _train(
     for batch in watchdog.over(stream.batches(batches.together)):
         memory_watch.relieve(batches)
         if orders.hold or collaboration.orders.paused or not collaboration.ready:
+            step.renew()
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:

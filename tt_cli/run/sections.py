@@ -85,7 +85,6 @@ _run_name = fitting(
 RepositoryName = Annotated[
     str, AfterValidator(fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub"))
 ]
-_waits = fitting(lambda value: not value, "must be false: with local steps a peer waits for the average")
 _kept = fitting(lambda value: value in range(0, 1025, 4), "must be a multiple of 4 from 0 to 1024")
 _odd = fitting(lambda value: value % 2, "must be odd, for the window has a centre")
 
@@ -257,7 +256,7 @@ class LocalPart(Section):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="of an inner step")
-    delayed: Annotated[bool, AfterValidator(_waits)] = Field(False, description="not yet with local steps")
+    delayed: bool = Field(False, description="inner steps go on beside a round, from parameters one round older")
 
 
 class SchedulePart(Section):

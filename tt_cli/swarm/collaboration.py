@@ -308,7 +308,7 @@ class Collaboration:
         return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: SwarmState) -> bool:
-        return not self.finished and self._samples_of_swarm(view) >= self._target
+        return not self.finished and self._accumulator.settled and self._samples_of_swarm(view) >= self._target
 
     def _behind(self, view: SwarmState) -> bool:
         """Most of the others hold a later state, or another one at this epoch."""

@@ -65,6 +65,11 @@ class Accumulator:
         return True
 
     @property
+    def settled(self) -> bool:
+        """True where a round may begin."""
+        return True
+
+    @property
     def samples(self) -> int:
         """Samples that wait for the next step, held ones too."""
         return self.held.samples + self.new.samples
