@@ -67,15 +67,15 @@ class Held:
         return max(self.made, default=0)
 
 
-def local_run(sparse: int) -> RunConfig:
-    optimizer = {"name": "local", "inner_batch": SAMPLES, "sparse": sparse}
+def local_run(sparse: int, delayed: bool = False) -> RunConfig:
+    optimizer = {"name": "local", "inner_batch": SAMPLES, "sparse": sparse, "delayed": delayed}
     target = INNER_STEPS * SAMPLES * (MEMBERS - 1)
     changes = {"optimizer": optimizer, "swarm.target_batch_size": target, "schedule.peak_lr": 1e-3}
     return run_of(MEMBERS, GENTLE).replaced(changes)
 
 
-async def _rounds(rounds: int, sparse: int, seed: int) -> Held:
-    network, run, held = Network(random.Random(seed), Line(loss=LOSS), (), {}), local_run(sparse), Held()
+async def _rounds(rounds: int, run: RunConfig, seed: int) -> Held:
+    network, held = Network(random.Random(seed), Line(loss=LOSS), (), {}), Held()
 
     def state(backup: Any) -> TrainedState:
         return TrainedState(run, layers(0, WIDTH), None)
@@ -107,12 +107,15 @@ async def _rounds(rounds: int, sparse: int, seed: int) -> Held:
 
 
 def measure(rounds: int, seed: int = 0) -> dict[str, Any]:
-    """bits_differing, over dense and sparse messages; of each how many members made a step that another one made."""
+    """bits_differing, over all arms; of each how many members made a step that another one made.
+
+    Messages are dense or sparse; "delayed" is sparse, with inner steps beside the rounds.
+    """
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"bits_differing": 0, "outer_rounds": rounds}
-    for arm, sparse in (("dense", 0), ("sparse", 64)):
-        held = in_virtual_time(_rounds(rounds, sparse, seed))
+    for arm, *settings in (("dense", 0), ("sparse", 64), ("delayed", 64, True)):
+        held = in_virtual_time(_rounds(rounds, local_run(*settings), seed))
         figures["bits_differing"] += held.differing
         figures[f"{arm}_steps_compared"] = sum(len(made) - 1 for made in held.made.values())
         figures[f"{arm}_steps_alone"] = held.alone

@@ -17,7 +17,7 @@ ROUNDS = 10
 def test_no_bit_differs_among_members_with_a_joiner_a_kill_and_a_client() -> None:
     figures = measure(ROUNDS)
     assert figures["bits_differing"] == 0
-    for arm in ("dense", "sparse"):
+    for arm in ("dense", "sparse", "delayed"):
         made = figures[f"{arm}_steps_of"]
         assert made[0] >= ROUNDS - 1 <= made[CLIENT] and made[KILLED] >= ROUNDS // 2 <= made[JOINER]
         assert figures[f"{arm}_steps_alone"] == 0
