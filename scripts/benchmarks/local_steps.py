@@ -16,6 +16,8 @@
 - uneven: members of which two compute eight times as much as the other two, beside four equal ones. `batches`: all make
   as many inner steps, with batches by their speeds. `steps`, as `tt` does it: equal batches, and as many inner steps as
   their speeds give. Ratios are of losses at equal samples, the geometric mean over all looks; the first seed, dense.
+- delayed: sparse members that make the inner steps of a round while the one before is under way, for all of its time,
+  beside those that wait; of fewer samples, the first seed. delayed_ratio is of losses at equal samples, as above.
 - bits_differing: of members in 100 outer rounds, dense ones and sparse ones, one of which accepts no connections, one
   is killed and returns, and one comes later; the product's rounds, local steps and hand-over on a virtual network.
 - --frontier: a run of fewer samples for each number of inner steps and of elements kept; 0 keeps all. best: no other
@@ -25,14 +27,16 @@ Two processes of one thread each.
 
     scripts/bench local_steps
     scripts/bench local_steps --uneven
+    scripts/bench local_steps --delayed
     scripts/bench local_steps --frontier
 
 JSON keys: samples_to_loss_dense and samples_to_loss_sparse (to loss 1.0, over those of `averaging`, mean over the
 seeds), _min and _max; bytes_to_loss_dense and bytes_to_loss_sparse (the same of bytes); final_loss_dense,
 final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole
 run); up_bytes_per_parameter, down_bytes_per_parameter, and up_bytes_125m and down_bytes_125m by the same count for the
-paper's model; uneven_ratio (that of `steps`), uneven_ratios by way; bits_differing; inner_steps, sparse_inner_steps,
-sparse_kept; runs and sparse_runs, a row a seed; losses of the first seed by samples; frontier, a row a run.
+paper's model; uneven_ratio (that of `steps`), uneven_ratios by way; delayed_ratio; bits_differing; inner_steps,
+sparse_inner_steps, sparse_kept; runs and sparse_runs, a row a seed; losses of the first seed by samples; frontier, a
+row a run.
 """
 
 from __future__ import annotations
@@ -110,6 +114,7 @@ class LocalTraining(Training):
 
     def steps(self) -> Iterator[tuple[float, str]]:
         """After each outer step: the mean loss of its inner steps, and the digest."""
+        average: GradientBuffer | None = None
         while True:
             losses, samples = 0.0, sum(self.weights)
             for model, member, stream, buffer, steps in zip(
@@ -121,13 +126,24 @@ class LocalTraining(Training):
                     gradients, loss, figures = self._gradients(batch := next(stream))
                     assert member.add(gradients, len(batch), loss, figures)
                     losses += float(loss) * len(batch) / samples
-                member.hold(buffer)
+                if not self.run.optimizer.delayed:
+                    member.hold(buffer)
+            if self.run.optimizer.delayed:
+                if average is not None:  # of the round that was under way
+                    self._step(average)
+                for member, buffer in zip(self._members, self._buffers, strict=True):
+                    member.renew(self._state)
+                    member.hold(buffer)
             average = self.average(self._buffers)
             self.travelled = travelling(self._buffers[0]), travelling(average)
-            self._state.step(DecodedGradients(average))
-            for member in self._members:
-                member.release()
+            if not self.run.optimizer.delayed:
+                self._step(average)
             yield losses, self.shared.digest
+
+    def _step(self, average: GradientBuffer) -> None:
+        self._state.step(DecodedGradients(average))
+        for member in self._members:
+            member.release()
 
     @property
     def weights(self) -> list[int]:
@@ -252,6 +268,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kept", type=int, default=SPARSE, help=f"elements of each 4,096 (default {SPARSE})")
     parser.add_argument("--frontier", action="store_true", help="the frontier alone")
     parser.add_argument("--uneven", action="store_true", help="unlike peers alone")
+    parser.add_argument("--delayed", action="store_true", help="sparse steps beside rounds alone")
 
 
 def frontier(pool: Executor, quick: bool) -> dict[str, Any]:
@@ -299,6 +316,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         if args.frontier:
             return {**frontier(pool, args.quick), "seconds": round(time.monotonic() - started, 1)}
+        if args.delayed:
+            few = {**own, "seed": 0, "samples": FEW_SAMPLES if args.quick else FRONTIER_SAMPLES}
+            beside = {**few, "optimizer": {**few["optimizer"], "delayed": True}}
+            waiting, delayed = (run["losses"] for run in pool.map(train, [few, beside]))
+            ratios = [loss / waiting[at] for at, loss in delayed.items() if at]
+            shown = {
+                arm: {at: round(loss, 4) for at, loss in losses.items()}
+                for arm, losses in (("waiting", waiting), ("delayed", delayed))
+            }
+            figures = {"delayed_ratio": round(statistics.geometric_mean(ratios), 4), "losses": shown}
+            return {**figures, "samples": few["samples"], "seconds": round(time.monotonic() - started, 1)}
         if args.uneven:
             equal, *others = (run["losses"] for run in pool.map(train, [dense[0], *unlike.values()]))
             figures = uneven(equal, dict(zip(unlike, others, strict=True)))

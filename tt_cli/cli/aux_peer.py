@@ -96,7 +96,7 @@ def aux_peer(
         int | None, tcp_port("its TCP port (default: the one after the aux peer's)", ASSISTANT)
     ] = None,
     samples: Annotated[
-        bool, switch("--samples", "measure the held-out loss, and draw if the run does, for the web page", PICTURES)
+        bool, switch("--samples", "measure the held-out loss, and draw or write, for the web page", PICTURES)
     ] = False,
     samples_every: Annotated[
         int | None, option("STEPS", f"global steps in between (default {EVERY_STEPS})", PICTURES, min=1, max=10**9)

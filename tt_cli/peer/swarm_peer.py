@@ -72,7 +72,7 @@ class SwarmPeer:
         if backup is None and opts.from_built_in:
             backup, origin = start_from_built_in(run), "built in; the rest of the schedule begins again"
         self.shared = TrainedState(run, model, backup, self.backups.newest)
-        origin = origin if self.shared.epoch else f"fresh, from seed {run.run.seed}"
+        origin = origin if self.shared.epoch else "the run's first"
         emit(Choice("weights", f"step {self.shared.epoch}", origin))
         self.identity = claim_identity(self.folder, role, opts.identity)
         self.about = About(role=role, user=opts.user, version=__version__)
