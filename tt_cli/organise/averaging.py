@@ -39,15 +39,16 @@ def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
 def chosen(run: RunConfig, members: Members) -> tuple[int, int]:
     """Inner steps, 0 for none, and elements of each 4,096 in messages, 0 for all, with which a run learns fastest.
 
-    Of inner steps the least with which devices are BUSY, or the most that leave enough global ones.
+    Of inner steps the least with which devices are BUSY, or the most that leave enough global ones; a run that makes
+    them anyway makes so many on any line, for a round takes its matchmaking_time too.
     """
     now, made = run_pace(run, *members), inner_steps(run, members)
-    if now.line <= SHORT or now.busy >= BUSY:
+    if (now.line <= SHORT and not made) or now.busy >= BUSY:
         return round(made), run.sparse
     made = made or 1
     device, steps, ways = now.device / made, round(run.schedule.total_steps * made), []
-    for kept in (0, *KEPT):
-        line = run_pace(run.replaced(_messages(kept)), *members).line
+    for kept in (0, *KEPT) if now.line > SHORT else (0,):
+        line = max(run_pace(run.replaced(_messages(kept)), *members).line, run.swarm.matchmaking_time)
         enough = math.ceil(BUSY / (1 - BUSY) * line / device)
         number = min(enough, MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
         busy = min(BUSY, number * device / (number * device + line))
