@@ -56,7 +56,7 @@ def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
         (["my-run"], "there is no terminal to ask on: give --task (default dalle), or --yes for all defaults"),
         (
             ["my-run", "--json", "--task", "dalle", "--size", "tiny"],
-            "there is no terminal to ask on: give --data (default",
+            "there is no terminal to ask on: give --data (default emoji), or --yes",
         ),
         (["My Run", "--yes"], "NAME My Run: must be 1 to 41 of a-z"),
         (["my-run", "--yes", "--size", "big"], "--size big: give tiny, small"),

@@ -114,7 +114,9 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"task": "causal-lm", "model": "base"}, "--model base: give OWNER/NAME or OWNER/NAME@REVISION of one"),
         ({"task": "causal-lm", "lora": "yes"}, "--lora: has no meaning with --task causal-lm --model words"),
         ({"task": "causal-lm", "size": "tiny"}, "--size: has no meaning with --task causal-lm --model words"),
-        ({"task": "causal-lm", "data": "emoji"}, "--data emoji: is not for --task causal-lm"),
+        ({"task": "causal-lm", "data": "emoji"}, "--data emoji: give austen, OWNER/NAME of a data set on the Hub"),
+        ({"data": "austen"}, "--data austen: give emoji"),
+        ({"data": "acme/tales:story"}, "--data acme/tales:story: give emoji"),
         ({"inner-steps": "-1"}, "--inner-steps -1: must be a whole number from 0"),
     ],
 )

@@ -43,7 +43,7 @@ from tt_cli.task.task import Task
 from tt_cli.terminal.format import plural
 
 SEED = 0
-TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer`
+TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer` for pictures
 TOKENS = 64  # of a text
 MOST_EXAMPLES = 512  # for the held-out loss
 BATCH = 16
@@ -161,20 +161,16 @@ class Evaluator:
         return sum(losses) / sum(map(len, self._heldout)) if losses else None
 
     def _samples(self, task: Task[Any], model: Any, step: int) -> tuple[str, dict[str, bytes]]:
-        """What each prompt led to, and what that is; nothing without the VQGAN's weights, or the memory."""
+        """Samples by their prompts, and of which kind; none without the VQGAN's weights, or the memory."""
 
         def progress(done: int, total: int) -> None:
-            self._heartbeat(f"makes samples from step {step}, {done / total:.0%} done")
+            self._heartbeat(f"draws from step {step}, {done / total:.0%} done")
 
         try:
             if isinstance(task, CausalLmTask):
                 writer, writing = Writer(model, task), Sampling(TEMPERATURE, top_p=TOP_P, temperature_first=True)
-                texts = {}
-                for number, prompt in enumerate(self._prompts):
-                    progress(number, len(self._prompts))
-                    text = writer.write(prompt, writing, SEED, TOKENS, lambda piece: None)[0]
-                    texts[prompt] = f"{prompt}{text}".encode()
-                return "text", texts
+                ways = writing, SEED, TOKENS, lambda piece: self._heartbeat(f"writes with step {step}")
+                return "text", {one: f"{one}{writer.write(one, *ways)[0]}".encode() for one in self._prompts}
             if not isinstance(task, DalleTask):
                 return "sample", {}
             models = DrawingModels(self._run, model, load_vqgan(self._run), task.tokenizer)

@@ -83,7 +83,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
     leave_at_once(orders)
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
-    draws = f", and has them answer {', '.join(opts.prompts)}" if opts.prompts else ""
+    draws = f", and makes samples for: {', '.join(opts.prompts)}" if opts.prompts else ""
     emit(Log(f"measures checkpoints every {opts.every} steps{draws}"))
     while True:
         wait = LOOK_SECONDS

@@ -335,7 +335,7 @@ def convert(
         print(codec.dumps(facts))
         return
     called = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN", "model": "a model"}
-    what, count = called.get(facts["kind"], facts["kind"]), f"{facts['elements']:,} parameters"
+    what, count = (called | {"adapters": "adapters"})[facts["kind"]], f"{facts['elements']:,} parameters"
     print(f"Wrote {what} of {count}, {facts['bytes'] / 1e6:.1f} MB: {out}")
     if pretrained:
         print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")')

@@ -24,6 +24,7 @@ from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPa
 
 TASKS = {"dalle": "a transformer that draws", "causal-lm": "a language model that writes"}
 BUILTIN_DATA = {"dalle": "emoji", "causal-lm": "austen"}
+SUFFIXES = {"dalle": (".parquet",), "causal-lm": (".parquet", ".jsonl", ".txt")}  # of files with data
 CODES = {
     "f8": "32 x 32 codes of pictures of 256 x 256, by the published vqgan_gumbel_f8",
     "emoji": "8 x 8 codes of pictures of 64 x 64, by the VQGAN that comes with tt",
@@ -31,7 +32,7 @@ CODES = {
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)(?![\d.]+$){_LABEL}(?:\.{_LABEL})+")
 
-Check = Callable[[str], Any]
+Check = Callable[..., Any]
 """Text to value. Raises ValueError that says what is allowed."""
 
 
@@ -100,17 +101,18 @@ def _size(text: str) -> Size:
     return replace(nearest(dim, layers), dim=dim, layers=layers)
 
 
-def _data(text: str) -> str:
-    if text in BUILTIN_DATA.values():
+def _data(task: str, text: str) -> str:
+    if text == BUILTIN_DATA[task]:
         return text
     path = Path(text).expanduser()
     if path.is_dir():
-        if not any(file.suffix in (".parquet", ".jsonl", ".txt") for file in path.rglob("*")):
-            raise ValueError("the folder holds no .parquet file, nor .jsonl or .txt")
+        if not any(file.suffix in SUFFIXES[task] for file in path.rglob("*")):
+            raise ValueError(f"the folder holds no {' or '.join(SUFFIXES[task])} file")
         return str(path.absolute())
-    if not text.startswith((".", "/", "~")) and HUB_NAME.fullmatch(text.partition(":")[0]):
+    name, _, _ = text.partition(":")  # a column
+    if not text.startswith((".", "/", "~")) and HUB_NAME.fullmatch(name if task == "causal-lm" else text):
         return text
-    raise ValueError(f"give {BUILTIN_DATA['dalle']}, OWNER/NAME of a data set on the Hub, or a folder that is here")
+    raise ValueError(f"give {BUILTIN_DATA[task]}, OWNER/NAME of a data set on the Hub, or a folder that is here")
 
 
 def _vqgan(text: str) -> str:
@@ -210,9 +212,8 @@ QUESTIONS = (
                 _size, "small", lambda before: before["task"] == "dalle", _sizes_in_words),
     RunQuestion("data", "What is it trained on? OWNER/NAME on the Hub, or a folder",
                 _data, lambda before: BUILTIN_DATA[before["task"]]),
-    RunQuestion("codes", "Which codes does that data hold?",
-                _one_of(CODES), "f8", lambda before: before["task"] == "dalle" and before["data"] != "emoji",
-                _listed(CODES)),
+    RunQuestion("codes", "Which codes does that data hold?", _one_of(CODES), "f8",
+                lambda before: before["task"] == "dalle" and before["data"] != "emoji", _listed(CODES)),
     RunQuestion("organisation", "Which organisation on the Hub may take part? Empty: anybody",
                 _or_none(fitting(_ORGANISATION.fullmatch, "give the name of an organisation on the Hub"))),
     RunQuestion("vqgan", "Where on the Hub are the VQGAN's weights, for drawing? OWNER/NAME or OWNER/NAME:FILE",
@@ -248,7 +249,9 @@ def checked_name(text: str) -> str:
 def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuestion, str], str]) -> RunAnswers:
     """All answers: from `given` (key to text), else from `ask(question, default)`. Raises UsageError."""
     answers: dict[str, Any] = {"name": checked_name(name)}
-    for question in QUESTIONS:
+    for each in QUESTIONS:
+        check = partial(each.check, answers["task"]) if each.key == "data" else each.check
+        question = replace(each, check=check, choices=partial(each.choices, answers))
         text = given.get(question.key)
         if not question.asked(answers):
             if text is not None:
@@ -258,9 +261,7 @@ def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuest
             continue
         if text is None:
             default = question.default if isinstance(question.default, str) else question.default(answers)
-            text = ask(replace(question, choices=partial(question.choices, answers)), default)
+            text = ask(question, default)
         answers[question.key] = question.answer(text.strip())
-    if (data := answers["data"]) in BUILTIN_DATA.values() and data != BUILTIN_DATA[answers["task"]]:
-        raise UsageError(f"--data {data}: is not for --task {answers['task']}")
     fields = {key.replace("-", "_"): value for key, value in answers.items() if key not in ("model", "lora", "size")}
     return RunAnswers(plain=_plain(answers), **fields)

@@ -74,7 +74,7 @@ def run_of(answers: RunAnswers) -> RunConfig:
         "peers.coordinator_port": answers.port,
         "checkpoints.repository": answers.repository or None,
     }
-    if answers.task == "dalle" and answers.data not in BUILTIN_DATA.values():
+    if answers.task == "dalle" and answers.data != BUILTIN_DATA["dalle"]:
         changes |= {"data.source": "hub", "data.name": answers.data}
         if answers.codes == "emoji":
             changes |= {"model.text_length": OWN_CAPTIONS}

@@ -40,20 +40,17 @@ def _pretrained(name: str, revision: str) -> dict[str, Any]:
     from tt_cli.model.causal_lm import canonical
     from tt_cli.task.causal_lm_task import fetched_model
 
-    commit, _ = repository_files(name, revision or None)
-    file = download(name, "config.json", commit)
+    file = download(name, "config.json", commit := repository_files(name, revision or None)[0])
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        ends = fields.get("eos_token_id")
-        end = ends[0] if isinstance(ends, list) else ends
+        end = ends[0] if isinstance(ends := fields.get("eos_token_id"), list) else ends
         length = min(LENGTH, int(fields.get("max_position_embeddings") or fields.get("n_positions") or LENGTH))
     except (ValueError, AttributeError, TypeError, IndexError) as error:
         raise TTError(f"{name}: its config.json is not what transformers writes ({error})") from error
     backend = read_tokenizer(TokenizerSource(source="hub", name=name, revision=commit))
     if end is None or (word := backend.id_to_token(end)) is None:
         raise UsageError(f"{name} names no token that ends a text (eos_token_id): take a model that writes text")
-    config = canonical(fields)
-    place = {"name": name, "revision": commit}
+    config, place = canonical(fields), {"name": name, "revision": commit}
     return {
         "model": {"config": config, "length": length},
         "pretrained": {**place, "digest": fetched_model(config, **place)[1]},

@@ -48,7 +48,7 @@ class LocalSteps(Accumulator):
         assert isinstance(run.optimizer, LocalPart)
         self._parameters = trained(model)
         super().__init__(list(self._parameters))
-        self._run, self._model, self._shared, self._emit = run, model, shared, emit
+        self._run, self._shared, self._emit = run, shared, emit
         self._settings = run.optimizer
         self._optimizers: list[torch.optim.Optimizer] = []
         self._made = 0  # with these moments

@@ -280,7 +280,8 @@ def _train(
     for batch in watchdog.over(stream.batches(batches.together)):
         memory_watch.relieve(batches)
         if orders.hold or collaboration.orders.paused or not collaboration.ready:
-            step.renew()
+            if collaboration.run.optimizer.name == "local":
+                step.renew()  # the next round waits for it
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:

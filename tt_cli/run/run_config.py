@@ -72,7 +72,7 @@ class RunConfig(sections.Section):
         return {}
 
     def described(self) -> dict[str, str]:
-        """What is trained, in words for people: label → value."""
+        """Words for people about what is trained: label → value."""
         words, measures = {"kind": self.kind}, self.measures()
         if {"layers", "dim", "heads"} <= measures.keys():
             words["model"] = "{layers} layers of width {dim}, {heads} heads".format_map(measures)

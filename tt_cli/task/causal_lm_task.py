@@ -84,9 +84,7 @@ class CausalLmTask(Task["nn.Module"]):
         return Need(items, micro_batch, budget)
 
     def flops(self) -> int:
-        from tt_cli.model.traced_pass import traced_flops
-
-        return traced_flops(*_pass_of(self._parts, 1))
+        return _flops(self._parts)
 
     @property
     def _parts(self) -> Parts:
@@ -143,6 +141,13 @@ def _bytes(parts: Parts, itemsize: int, count: int) -> int:
     from tt_cli.model.traced_pass import traced_bytes
 
     return traced_bytes(*_pass_of(parts, count), itemsize)
+
+
+@cache
+def _flops(parts: Parts) -> int:
+    from tt_cli.model.traced_pass import traced_flops
+
+    return traced_flops(*_pass_of(parts, 1))
 
 
 def _pass_of(parts: Parts, count: int) -> tuple[Make, Loss]:
