@@ -212,7 +212,7 @@ class Collaboration:
             raise self._broken
 
     def report(self) -> None:
-        """Emit the progress towards the next step; the training loop calls it about once a second."""
+        """Emit the progress towards the next step; the training loop calls it about once a second, each round once."""
         view, mine = self.board.view, self._throughput.per_second()
         others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
         swarm = mine + sum(record.samples_per_second for record in others)
@@ -348,6 +348,7 @@ class Collaboration:
                 elif self._behind(view):
                     self._catch_up(self.board.fresh_view())
                 elif self._due(view):
+                    self.report()  # what this round is made of; the training loop may wait for its end
                     self._make_step()
                 else:
                     missing = self._target - self._samples_of_swarm(view)
