@@ -102,11 +102,13 @@ def digests_of(members: Iterable[LocalPeer]) -> dict[int, set[str]]:
     return found
 
 
-def need(swarm: LocalSwarm, condition: Callable[[], bool], what: str, members: list[LocalPeer]) -> None:
+def need(
+    swarm: LocalSwarm, condition: Callable[[], bool], what: str, members: list[LocalPeer], seconds: float = WAIT
+) -> None:
     """End with the logs' ends when the swarm does not come so far."""
-    if not swarm.wait(condition, WAIT):
+    if not swarm.wait(condition, seconds):
         tell_logs(members)
-        sys.exit(f"not reached within {WAIT:.0f} s: {what}")
+        sys.exit(f"not reached within {seconds:.0f} s: {what}")
 
 
 def tell_logs(members: list[LocalPeer]) -> None:
