@@ -213,3 +213,23 @@ def test_a_run_is_answered_by_its_account() -> None:
     assert names[0] == "as the run is" and "no shared layers" in names
     with pytest.raises(UsageError, match="8-bit LAMB"):
         report(CalculatorQuestion("emoji", bits=32))
+
+
+def test_a_language_models_run_is_answered_by_its_account() -> None:
+    from tt_cli.run import load_run
+    from tt_cli.task import task_of
+
+    task = task_of(load_run("words"))
+    found, need = report(CalculatorQuestion("words", gpu="8GB"), compare=True), task.need("cuda", itemsize=2)
+    assert found.largest and found.largest > 64 and found.fits
+    one = report(CalculatorQuestion("words", micro_batch=1))
+    assert (one.answer.total("device"), one.answer.total("host")) == (need.device, need.host)
+    assert one.answer.parameters == 2_755_008 and one.settings["sequence"] == 256
+    assert one.compute["flops"] == 128 * task.flops()
+    assert [row["technique"] for row in found.compared] == ["as the run is", "products in float32"]
+    for changes, flags in (
+        ({"share": 2}, "--share"),
+        ({"layers": "reversible", "untied": True}, "--untied --reversible"),
+    ):
+        with pytest.raises(UsageError, match=f"^{flags}: no peer of a run does this"):
+            report(CalculatorQuestion("words", **changes))

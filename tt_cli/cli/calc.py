@@ -28,7 +28,7 @@ tt calc gpt2-large --gpu 8GB --8bit --offload    does it fit, with how many exam
 tt calc gpt2-large --gpu t4 --compare            techniques side by side
 tt calc t5-3b --gpu rtx3090 --checkpointing --optimizer adafactor
 tt calc dalle --gpu 8GB                          a run: built-in name, TOML file, ORGANISATION/REPOSITORY
-tt calc emoji --cpu 4GB
+tt calc words --cpu 4GB
 tt calc gpt2-xl --peers 32 --line 50 --examples 1024 --json
 tt calc --list
 

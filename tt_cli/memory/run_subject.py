@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.calculator import Answer
 from tt_cli.memory.question import CalculatorQuestion
-from tt_cli.memory.trainer_account import Kind, place_of, round_bytes, trainer_need
-from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.memory.trainer_account import Kind, place_of, round_bytes
 from tt_cli.run import DalleRun, RunConfig
+from tt_cli.task import task_of
 
 
 @dataclass
 class OfRun:
     """A run, where it is trained and how wide its products are (bytes); asked as `Known` is."""
 
-    run: DalleRun
+    run: RunConfig
     kind: Kind
     itemsize: int
     reasons: dict[str, str]
@@ -31,8 +32,11 @@ class OfRun:
             raise UsageError(f"{run.run.name} is trained with local steps: leave the optimizer out")
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
+        other = [f"--{flag}" for flag in ("share", "untied") if getattr(question, flag)]
+        other += ["--reversible"] * (question.layers == "reversible")
         for flag, given in (
             ("--checkpointing", question.layers == "checkpointed"),
+            (" ".join(other), not isinstance(run, DalleRun) and bool(other)),
             ("--attention", question.attention is not None),
             ("--sequence", question.sequence is not None),
             ("--precision pure16", question.precision == "pure16"),
@@ -47,13 +51,15 @@ class OfRun:
             "model.tied_embeddings": False if question.untied else None,
             "swarm.compression": question.compression,
         }
-        run = DalleRun.of(run).replaced({key: value for key, value in changes.items() if value is not None})
+        run = run.replaced({key: value for key, value in changes.items() if value is not None})
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
             "optimizer": f"local steps of {local.inner} on the device, parameters alone shared: as the run's file says"
             if local
             else "8-bit LAMB in the host's memory: what every peer of a run does",
-            "activations": "none kept beyond the least: a peer keeps more where there is room",
+            "activations": "none kept beyond the least: a peer keeps more where there is room"
+            if task_of(run).reversible
+            else "all kept: the model is not reversible",
         }
         if local:
             each = (question.examples or run.swarm.target_batch_size) / (local.inner_batch * question.peers)
@@ -64,19 +70,15 @@ class OfRun:
         return cls(run, question.kind, 4 if wide else 2, reasons, question.examples)
 
     @property
-    def _decoder(self) -> DalleConfig:
-        return DalleConfig.from_run(self.run)
-
-    @property
     def title(self) -> str:
         return f"run {self.run.run.name}"
 
     def answer(self, micro_batch: int) -> Answer:
-        need = trainer_need(self.run, self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
+        need = task_of(self.run).need(self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
         components = tuple(component for component in need.items if component.bytes)
         place = place_of(self.kind)
         tensors = sum(part.bytes for part in components if part.place == place and not part.assumed)
-        return Answer(sum(self._decoder.tensor_sizes), components, "forward and backward pass", tensors, place)
+        return Answer(task_of(self.run).sizes()["parameters"], components, "forward and backward pass", tensors, place)
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         for words, size, itemsize in (
@@ -90,12 +92,13 @@ class OfRun:
 
     def compared(self) -> list[tuple[str, OfRun]]:
         """The run as it is, and without each of its techniques."""
-        model, other = self.run.model, 2 if self.itemsize == 4 else 4
+        model, other = self.run.model_dump().get("model", {}), 2 if self.itemsize == 4 else 4
+        shared = model.get("shared_layer_groups", math.inf) < model.get("depth", 0) - 1
         rows: list[tuple[str, OfRun]] = [("as the run is", self)]
         for name, key, value, differs in (
-            ("no shared layers", "shared_layer_groups", model.depth, model.shared_layer_groups < model.depth - 1),
-            ("not reversible (an estimate)", "reversible", False, model.reversible),
-            ("embeddings not tied", "tied_embeddings", False, model.tied_embeddings),
+            ("no shared layers", "shared_layer_groups", model.get("depth"), shared),
+            ("not reversible (an estimate)", "reversible", False, model.get("reversible")),
+            ("embeddings not tied", "tied_embeddings", False, model.get("tied_embeddings")),
         ):
             if differs:
                 rows.append((name, replace(self, run=self.run.replaced({f"model.{key}": value}))))
@@ -104,27 +107,27 @@ class OfRun:
 
     def gradient_bytes(self, peers: int) -> int:
         """The mean of what a member sends and of the average of so many, as they travel."""
-        return sum(round_bytes(self.run, self._decoder.tensor_sizes, peers)) // 2
+        return sum(round_bytes(self.run, task_of(self.run).tensor_sizes(), peers)) // 2
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
-        return self._decoder.flops_per_sample()
+        return task_of(self.run).flops()
 
     def examples(self) -> tuple[int, str]:
         size = self.run.swarm.target_batch_size
         return (self.target, "as asked") if self.target else (size, f"{size}: the run's target batch size")
 
     def described(self) -> dict[str, Any]:
-        model, local = self.run.model, self.run.optimizer.name == "local"
+        model, local = self.run.model_dump().get("model", {}), self.run.optimizer.name == "local"
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
             "optimizer": f"{self.run.optimizer.inner}, local steps" if self.run.optimizer.name == "local" else "lamb",
             "state_bits": 32 if local and self.kind == "cpu" else 8,
             "offload": not local,
-            "layers": "reversible" if model.reversible else "kept",
-            "shared_groups": model.shared_layer_groups,
-            "tied_embeddings": model.tied_embeddings,
-            "attention": "structured",
-            "sequence": self._decoder.sequence_length,
+            "layers": "reversible" if task_of(self.run).reversible else "kept",
+            "shared_groups": model.get("shared_layer_groups"),
+            "tied_embeddings": model.get("tied_embeddings"),
+            "attention": "structured" if isinstance(self.run, DalleRun) else "fused",
+            "sequence": sum(self.run.measures().get(f"{what}_tokens", 0) for what in ("text", "image")),
             "compression": f"{self.run.sparse} of 4,096" if self.run.sparse else self.run.swarm.compression,
         }
