@@ -8,7 +8,7 @@ import pytest
 
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import report
-from tt_cli.organise.averaging import BUSY, PEERS, reason, run_pace
+from tt_cli.organise.averaging import BUSY, LONG, PEERS, reason, run_pace
 from tt_cli.organise.questions import RunAnswers, RunQuestion, answered
 from tt_cli.organise.recipe import make, run_of
 from tt_cli.organise.run_check import lines
@@ -30,7 +30,7 @@ def examples(run: RunConfig) -> int:
 @pytest.mark.parametrize(
     ("size", "line", "number"),
     [("paper", "5", 36), ("paper", "20", 0), ("paper", "100", 0), ("paper", "1000", 0)]
-    + [("large", "5", 50), ("large", "20", 47), ("large", "100", 0), ("large", "1000", 0)],
+    + [("large", "5", 23), ("large", "20", 47), ("large", "100", 0), ("large", "1000", 0)],
 )
 def test_lines_choose_what_is_averaged(size: str, line: str, number: int) -> None:
     made = answers(size=size, line=line)
@@ -46,24 +46,32 @@ def test_lines_choose_what_is_averaged(size: str, line: str, number: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "line", "peers", "number", "kept"),
-    [("large", "5", "16", 50, 0), ("large", "1", "16", 50, 64), ("large", "0.5", "4", 34, 64)]
-    + [("medium", "10", "4", 50, 0), ("medium", "5", "16", 50, 128), ("paper", "0.5", "16", 50, 64)],
+    ("size", "line", "peers", "number", "kept", "delayed"),
+    [("large", "20", "16", 47, 0, False), ("large", "5", "16", 23, 0, True), ("medium", "10", "4", 9, 0, True)]
+    + [("large", "1", "16", 16, 64, True), ("paper", "0.5", "16", 50, 64, False), ("large", "0.5", "4", 34, 64, False)],
 )
-def test_sparse_messages_are_for_lines_that_keep_devices_idle_with_all_inner_steps(
-    size: str, line: str, peers: str, number: int, kept: int
+def test_slower_lines_have_steps_beside_rounds_and_then_sparse_messages(
+    size: str, line: str, peers: str, number: int, kept: int, delayed: bool
 ) -> None:
     made = answers(size=size, line=line, peers=peers)
     run, members = run_of(made), (made.peers, made.line)
-    assert (made.inner_steps, run.sparse) == (number, kept)
+    assert (made.inner_steps, run.sparse, run.optimizer.delayed) == (number, kept, delayed)
     assert run.swarm.large_tensor == (1024 if kept else 65536)
-    whole = run.replaced({"optimizer.sparse": 0, "swarm.large_tensor": 65536})
+    pace, waiting = run_pace(run, *members), run_pace(run.replaced({"optimizer.delayed": False}), *members)
+    assert pace.busy >= BUSY > waiting.busy or not delayed
+    whole = run_pace(run.replaced({"optimizer.sparse": 0, "swarm.large_tensor": 65536}), *members)
     if kept:
         assert run.schedule.total_steps * kept >= 44 * 256, "what a message left out has its turn"
-        assert run_pace(run, *members).busy > run_pace(whole, *members).busy
+        assert whole.busy < BUSY or whole.line > LONG
     check = lines(run, members)
     assert (check.verdict, check.words) == ("pass", reason(run, members))
-    assert f"the largest {kept} sent" in check.words or not kept
+    assert (f"the largest {kept} sent" in check.words) == bool(kept)
+    assert ("local steps that go on beside rounds, for devices would wait" in check.words) == delayed
+
+
+def test_so_many_inner_steps_as_were_asked_for_wait_where_that_keeps_devices_busy() -> None:
+    few, many = (run_of(answers(size="medium", line="10", peers="4", **{"inner-steps": n})) for n in ("9", "80"))
+    assert few.optimizer.delayed and not many.optimizer.delayed and not few.sparse and not many.sparse
 
 
 def test_no_more_inner_steps_than_keep_devices_busy() -> None:
@@ -104,9 +112,12 @@ def test_a_run_whose_lines_are_too_slow_is_told_what_to_do() -> None:
     slow = lines(dalle, (16, 5.0))
     assert slow.verdict == "warning" and "writes a run with 36 local steps in its place" in slow.fix
     slower = lines(dalle, (16, 0.5))
-    assert slower.verdict == "warning" and "writes a run with 50 local steps and sparse = 64 in its place" in slower.fix
-    whole = run_of(answers(size="large", line="1")).replaced({"optimizer.sparse": 0, "swarm.averaging_timeout": 3600.0})
-    assert "and sparse = 64 in its place" in lines(whole, (16, 1.0)).fix
+    assert slower.verdict == "warning" and "writes a run with 50 local steps, sparse = 64 in its place" in slower.fix
+    beside = run_of(answers(size="large", line="1"))
+    whole = beside.replaced({"optimizer.sparse": 0, "swarm.averaging_timeout": 3600.0})
+    assert "16 local steps, sparse = 64, delayed = true in its place" in lines(whole, (16, 1.0)).fix
+    waits = lines(beside.replaced({"optimizer.delayed": False}), (16, 1.0))
+    assert waits.verdict == "warning" and waits.fix == lines(whole, (16, 1.0)).fix
     late = lines(dalle.replaced({"optimizer": {"name": "local"}}), (16, 5.0))
     assert late.verdict == "warning" and "Rounds end after 180 s" in late.words and "averaging_timeout" in late.fix
     assert lines(dalle, (16, 100.0)).verdict == lines(load_run("emoji"), (16, 5.0)).verdict == "pass"

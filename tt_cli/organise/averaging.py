@@ -2,13 +2,15 @@
 
 All see the same examples: with H local steps a global step takes H times as many, and there are H times fewer of them.
 Of what local steps came to messages have all, or where that is too slow the largest elements: what they leave out comes
-later, so density, H and the length of a run are chosen together.
+later, so density, H and the length of a run are chosen together. Where devices still wait for rounds, inner steps go on
+beside them, from older parameters; that fills lines, so it is chosen only there.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from tt_cli.memory.gpus import GPUS, TYPICAL
 from tt_cli.memory.report import StepPace, pace
@@ -22,11 +24,21 @@ Members = tuple[int, float]
 PEERS, LINE = 16, 20.0  # where nobody says more
 BUSY = 0.9  # part of the time in which a device should compute
 SHORT = 15.0  # seconds: matchmaking may take as long, so that a shorter round is not what a run waits for
+LONG = 1800.0  # seconds of a round: half of the longest time-out, and members come and go
 MOST_INNER_STEPS, LEAST_STEPS = 50, 20  # inner steps of a peer, the most that were tried; global steps that remain
 KEPT, TURNS = (64, 128, 256), 44 * 256  # of each 4,096 elements; the least of a whole run that came far enough
 MORE_SAMPLES = 1.5  # that sparse messages took to the same loss, over those of dense ones (emoji-demo, 256 kept)
+BEHIND = 1.5  # rounds by which a run learns later where inner steps go on beside them (emoji-demo)
 SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: all others would be most of a message
 RATE, WIDTH = 8e-3, 128  # the best of AdamW on emoji-demo; it falls with the width (Yang et al. 2022)
+
+
+class Way(NamedTuple):
+    """Inner steps, 0 for none; elements kept of each 4,096, 0 for all; whether steps go on beside rounds."""
+
+    inner_steps: int
+    kept: int
+    delayed: bool
 
 
 def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
@@ -36,25 +48,29 @@ def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
     return pace(gradient, flops, peers, mbits, peak=GPUS[TYPICAL].half, waits=not run.optimizer.delayed)
 
 
-def chosen(run: RunConfig, members: Members) -> tuple[int, int]:
-    """Inner steps, 0 for none, and elements of each 4,096 in messages, 0 for all, with which a run learns fastest.
+def chosen(run: RunConfig, members: Members, given: int | None = None) -> Way:
+    """The way in which a run learns fastest, with `given` inner steps where they are.
 
-    Of inner steps the least with which devices are BUSY, or the most that leave enough global ones; a run that makes
-    them anyway makes so many on any line, for a round takes its matchmaking_time too.
+    Of inner steps the least with which devices are BUSY, or lines where steps go on beside rounds, or the most that
+    leave enough global ones; a run that makes them anyway makes so many on any line, for a round takes its
+    matchmaking_time too.
     """
     now, made = run_pace(run, *members), inner_steps(run, members)
     if (now.line <= SHORT and not made) or now.busy >= BUSY:
-        return round(made), run.sparse
+        return Way(round(made), run.sparse, bool(made) and run.optimizer.delayed)
     made = made or 1
     device, steps, ways = now.device / made, round(run.schedule.total_steps * made), []
-    for kept in (0, *KEPT) if now.line > SHORT else (0,):
+    messages = (0, *KEPT) if now.line > SHORT else (0,)
+    for delayed, kept in itertools.product((False, True), messages):
         line = max(run_pace(run.replaced(_messages(kept)), *members).line, run.swarm.matchmaking_time)
-        enough = math.ceil(BUSY / (1 - BUSY) * line / device)
-        number = min(enough, MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
-        busy = min(BUSY, number * device / (number * device + line))
-        ways.append((busy / MORE_SAMPLES if kept else busy, number, kept))
-    _, number, kept = max(ways, key=lambda way: way[0])
-    return (number, kept) if number > 1 else (0, 0)
+        enough = math.ceil(line / device * (1 / BUSY if delayed else BUSY / (1 - BUSY)))
+        most = min(MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
+        number = min(enough, most) if given is None else given
+        busy = min(BUSY, number * device / (max(number * device, line) if delayed else number * device + line))
+        samples = (MORE_SAMPLES if kept else 1.0) * (1 + BEHIND * number / steps if delayed else 1.0)
+        ways.append((busy / samples * min(1.0, LONG / line), Way(number, kept, delayed)))
+    _, way = max(ways, key=lambda each: each[0])
+    return way if way.inner_steps > 1 else Way(0, 0, False)
 
 
 def spread(run: RunConfig, number: int) -> RunConfig:
@@ -70,17 +86,17 @@ def inner_steps(run: RunConfig, members: Members) -> float:
     return run.swarm.target_batch_size / (local.inner_batch * members[0]) if local.name == "local" else 0.0
 
 
-def _messages(kept: int, inner_batch: int = 1) -> dict[str, Any]:
+def _messages(kept: int, inner_batch: int = 1, delayed: bool = False) -> dict[str, Any]:
     """Changes for local steps with such messages."""
-    changes = {"optimizer": {"name": "local", "inner_batch": inner_batch, "sparse": kept}}
+    changes = {"optimizer": {"name": "local", "inner_batch": inner_batch, "sparse": kept, "delayed": delayed}}
     return changes | {"swarm.large_tensor": SPARSE_TENSOR} if kept else changes
 
 
-def suited(run: RunConfig, number: int, kept: int, members: Members) -> RunConfig:
-    """The run with so many inner steps, 0 for none, of each member, and such messages; its rounds have the time that
-    they need."""
-    if number:
-        changes = _messages(kept, max(1, run.swarm.target_batch_size // (number * members[0])))
+def suited(run: RunConfig, way: Way, members: Members) -> RunConfig:
+    """The run in this way; its rounds have the time that they need."""
+    if way.inner_steps:
+        batch = max(1, run.swarm.target_batch_size // (way.inner_steps * members[0]))
+        changes = _messages(way.kept, batch, way.delayed)
         if run.optimizer.name != "local":  # a rate of another optimizer
             changes |= {"schedule.peak_lr": float(f"{RATE * WIDTH / task_of(run).width:.1e}")}
         run = run.replaced(changes)
@@ -93,7 +109,8 @@ def reason(run: RunConfig, members: Members) -> str:
     """Words for what a run averages, and what comes of it with such members."""
     (peers, mbits), now, what, after = members, run_pace(run, *members), "gradients are averaged at every step", ""
     if run.optimizer.name == "local":
-        what, number = "local steps", f"{inner_steps(run, members):.3g}"
+        number = f"{inner_steps(run, members):.3g}"
+        what = "local steps" + " that go on beside rounds, for devices would wait for them" * run.optimizer.delayed
         after = f"after {number} inner steps of {run.optimizer.inner_batch} examples by each of {peers} peers "
     if run.sparse:
         turns = run.schedule.total_steps * run.sparse / CHUNK

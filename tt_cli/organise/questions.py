@@ -185,13 +185,13 @@ def _plain(before: Mapping[str, Any]) -> RunConfig:
     return run.replaced({"optimizer.inner_batch": max(1, run.swarm.target_batch_size // before["peers"])})
 
 
-def _chosen(before: Mapping[str, Any]) -> tuple[int, int]:
+def _chosen(before: Mapping[str, Any]) -> averaging.Way:
     return averaging.chosen(_plain(before), (before["peers"], before["line"]))
 
 
 def _why_so_many(before: Mapping[str, Any]) -> list[str]:
-    (number, kept), members = _chosen(before), (before["peers"], before["line"])
-    run = averaging.suited(averaging.spread(_plain(before), number), number, kept, members)
+    way, members = _chosen(before), (before["peers"], before["line"])
+    run = averaging.suited(averaging.spread(_plain(before), way.inner_steps), way, members)
     return [averaging.reason(run, members)]
 
 
@@ -231,7 +231,7 @@ QUESTIONS = (
     RunQuestion("line", "How many Mbit/s does a member's line send? Homes: 5 to 20", _mbits, f"{averaging.LINE:g}"),
     RunQuestion("peers", "How many members will compute at a time?", _number(1, 10**4), str(averaging.PEERS)),
     RunQuestion("inner-steps", "How many steps does a member make by itself between two averages? 0: gradients are "
-                "averaged", _number(0, 10**4), lambda before: str(_chosen(before)[0]), choices=_why_so_many),
+                "averaged", _number(0, 10**4), lambda before: str(_chosen(before).inner_steps), choices=_why_so_many),
     RunQuestion("steps", "How many global steps?",
                 _number(1, 10**9), lambda before: str(_spread(before).schedule.total_steps)),
     RunQuestion("batch", "How many examples of all peers make one step?",

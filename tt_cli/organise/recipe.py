@@ -86,8 +86,8 @@ def run_of(answers: RunAnswers) -> RunConfig:
     if answers.task != "dalle" and not answers.inner_steps:
         raise UsageError("--inner-steps 0: members of a language model's run make at least one step by themselves")
     members = answers.peers, answers.line
-    _, kept = averaging.chosen(answers.plain, members)
-    return averaging.suited(answers.plain.replaced(changes), answers.inner_steps, kept, members)
+    way = averaging.chosen(answers.plain, members, answers.inner_steps)._replace(inner_steps=answers.inner_steps)
+    return averaging.suited(answers.plain.replaced(changes), way, members)
 
 
 def check_free(folder: Path) -> None:

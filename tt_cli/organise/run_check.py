@@ -111,14 +111,14 @@ def keys(run: RunConfig, home: Path) -> Check:
 def lines(run: RunConfig, members: Members) -> Check:
     """Compare what the run averages with what its members' lines carry."""
     (peers, mbits), words, longest = members, averaging.reason(run, members), run.swarm.averaging_timeout
-    number, kept = averaging.chosen(run, members)
-    what = f"{number} local steps{f' and sparse = {kept}' if kept else ''}"
+    number, kept, delayed = averaging.chosen(run, members)
+    what = f"{number} local steps{f', sparse = {kept}' if kept else ''}{', delayed = true' if delayed else ''}"
     fix = f"`tt init --line {mbits:g} --peers {peers}` writes a run with {what} in its place"
     if number and run.optimizer.name != "local":
         return Check("lines", "warning", words, fix)
     if averaging.run_pace(run, *members).line > longest:
         return Check("lines", "warning", f"{words} Rounds end after {longest:g} s", "raise swarm.averaging_timeout")
-    if kept and not run.sparse:
+    if (kept and not run.sparse) or (delayed and not run.optimizer.delayed):
         return Check("lines", "warning", words, fix)
     return Check("lines", "pass", words)
 
