@@ -20,8 +20,8 @@
   beside those that wait; of fewer samples, the first seed. delayed_ratio is of losses at equal samples, as above.
 - bits_differing: of members in 100 outer rounds, dense ones and sparse ones, one of which accepts no connections, one
   is killed and returns, and one comes later; the product's rounds, local steps and hand-over on a virtual network.
-- --frontier: a run of fewer samples for each number of inner steps and of elements kept; 0 keeps all. best: no other
-  one has a lower loss with no more bytes.
+- --frontier: a run for each number of inner steps and of elements kept, and the defaults of `dense` and `sparse`, these
+  and one between them with Muon inside too; 0 keeps all. best: no other one has a lower loss with no more bytes.
 
 Two processes of one thread each.
 
@@ -34,9 +34,10 @@ JSON keys: samples_to_loss_dense and samples_to_loss_sparse (to loss 1.0, over t
 seeds), _min and _max; bytes_to_loss_dense and bytes_to_loss_sparse (the same of bytes); final_loss_dense,
 final_loss_sparse and final_loss_averaging (means); bytes_ratio_dense and bytes_ratio_sparse (over averaging, whole
 run); up_bytes_per_parameter, down_bytes_per_parameter, and up_bytes_125m and down_bytes_125m by the same count for the
-paper's model; uneven_ratio (that of `steps`), uneven_ratios by way; delayed_ratio; bits_differing; inner_steps,
-sparse_inner_steps, sparse_kept; runs and sparse_runs, a row a seed; losses of the first seed by samples; frontier, a
-row a run.
+paper's model; round_1b_s, seconds of a line of 20 Mbit/s down and 5 up for a round of a billion parameters with the
+bytes of these, up and then down, and round_1b_equal_lines_s, where all have such lines and each reduces; uneven_ratio
+(that of `steps`), uneven_ratios by way; delayed_ratio; bits_differing; inner_steps, sparse_inner_steps, sparse_kept;
+runs and sparse_runs, a row a seed; losses of the first seed by samples; frontier, a row a run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from multiprocessing import get_context
 from typing import Any
 
@@ -73,13 +74,15 @@ SAMPLES, FEW_SAMPLES = 14_080, 1_280
 EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, INNER_BATCH = 10, 16
-FRONTIER_STEPS, FRONTIER_KEPT, FRONTIER_SAMPLES = (2, 10, 50), (0, 32, 128, 512), 6_400
+FRONTIER_STEPS, FRONTIER_KEPT = (2, 10, 50), (0, 32, 128, 512)
+DELAYED_SAMPLES = 6_400
 ROUNDS, FEW_ROUNDS = 100, 10  # of which bits are compared
 UNEVEN = 1, 1, 8, 8  # speeds of members, over that of the slowest
 SPARSE_STEPS, SPARSE = 5, 256  # inner steps, and elements of each 4,096
 SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: a fifth of the run's are in tensors of less than 2^16
 MANY, KEPT = 32, 64  # members, and elements of each 4,096
 PEAK_LR = 8e-3  # of inner steps
+HOME_DOWN, HOME_UP = 20, 5  # Mbit/s
 
 
 def local_run(
@@ -87,7 +90,7 @@ def local_run(
 ) -> RunConfig:
     """The run with local steps that takes so many samples of its members in all."""
     changes: dict[str, Any] = {"optimizer": {"name": "local", **optimizer}, "schedule.peak_lr": peak_lr}
-    if "sparse" in optimizer:
+    if optimizer.get("sparse"):
         changes["swarm.large_tensor"] = SPARSE_TENSOR
     run = run_of(BATCH, seed).replaced(changes)
     assert run.optimizer.name == "local"
@@ -273,19 +276,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def frontier(pool: Executor, quick: bool) -> dict[str, Any]:
     """A row for each run: its bytes and where it ends."""
-    steps, kinds, samples = (2, 5), (0, 64), EVERY
-    if not quick:
-        steps, kinds, samples = FRONTIER_STEPS, FRONTIER_KEPT, FRONTIER_SAMPLES
-    pairs = [(number, kept) for kept in kinds for number in steps]
+    defaults, samples = [(INNER_STEPS, 0), (SPARSE_STEPS, SPARSE)], EVERY if quick else SAMPLES
+    pairs = list(product((2, 5), (0, 64)) if quick else product(FRONTIER_STEPS, FRONTIER_KEPT))
+    ways = [("adamw", *pair) for pair in dict.fromkeys([*pairs, *defaults])]
+    ways += [("muon", *pair) for pair in [*defaults, (INNER_STEPS, 128)]]
     jobs = [
-        {"seed": 0, "samples": samples, "inner_steps": number, "optimizer": {"sparse": kept} if kept else {}}
-        for number, kept in pairs
+        {"seed": 0, "samples": samples, "inner_steps": number, "optimizer": {"inner": inner, "sparse": kept}}
+        for inner, number, kept in ways
     ]
     rows: list[dict[str, Any]] = []
-    for (number, kept), run in zip(pairs, pool.map(train, jobs), strict=True):
-        own = {"run": f"{kept or 'all'}, H {number}", "kept": kept, "inner_steps": number, "rounds": run["rounds"]}
+    for (inner, number, kept), run in zip(ways, pool.map(train, jobs), strict=True):
+        own = {"run": f"{inner}, {kept or 'all'}, H {number}", "inner": inner, "kept": kept, "inner_steps": number}
         loss = round(list(run["losses"].values())[-1], 4)
-        rows.append({**own, "up_bytes": round(run["rounds"] * run["up"], 3), "final_loss": loss})
+        rows.append(
+            {**own, "rounds": run["rounds"], "up_bytes": round(run["rounds"] * run["up"], 3), "final_loss": loss}
+        )
     for row in rows:
         row["best"] = not any(
             other["final_loss"] < row["final_loss"] and other["up_bytes"] <= row["up_bytes"] for other in rows
@@ -317,7 +322,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.frontier:
             return {**frontier(pool, args.quick), "seconds": round(time.monotonic() - started, 1)}
         if args.delayed:
-            few = {**own, "seed": 0, "samples": FEW_SAMPLES if args.quick else FRONTIER_SAMPLES}
+            few = {**own, "seed": 0, "samples": FEW_SAMPLES if args.quick else DELAYED_SAMPLES}
             beside = {**few, "optimizer": {**few["optimizer"], "delayed": True}}
             waiting, delayed = (run["losses"] for run in pool.map(train, [few, beside]))
             ratios = [loss / waiting[at] for at, loss in delayed.items() if at]
@@ -343,6 +348,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     paper = load_run("dalle").replaced(changes)
     sizes = DalleConfig.from_run(paper).tensor_sizes
     up_125m, down_125m = (count / sum(sizes) for count in round_bytes(paper, sizes, MANY))
+    one_way = (MANY - 1) / MANY * (up_125m + down_125m)  # of each parameter, by who reduces as much as all others
     others = (run["losses"] for run in found[3 * len(seeds) :])
     figures = {
         **uneven(found[len(seeds)]["losses"], dict(zip(unlike, others, strict=True))),
@@ -354,6 +360,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "down_bytes_per_parameter": round(down, 4),
         "up_bytes_125m": round(up_125m, 4),
         "down_bytes_125m": round(down_125m, 4),
+        "round_1b_s": round(8e3 * (up_125m / HOME_UP + down_125m / HOME_DOWN)),
+        "round_1b_equal_lines_s": round(8e3 * one_way / HOME_UP),
         "round_bytes": {
             arm: round(run["whole"], 4)
             for arm, run in zip(("averaging", "dense", "sparse"), found[:: len(seeds)], strict=False)

@@ -14,7 +14,8 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from tt_cli.run import RunConfig
 from tt_cli.run.sections import LocalPart
 from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.gradient_buffer import PIECE, DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.task.task import trained
 
@@ -165,24 +166,26 @@ class LocalSteps(Accumulator):
     def _encode(self, local: GradientBuffer) -> None:
         sparse = self._run.sparse and self.held.samples
         encoded = DecodedGradients(local) if sparse else {}
-        for name, way in self._ways():
-            local.encode(name, way.add_(self._left[name]) if sparse and name in self._left else way)
-            if sparse:
-                self._left[name] = way.sub_(encoded[name])
-
-    def _ways(self) -> Iterator[tuple[str, Tensor]]:
-        """The pseudo-gradient of each tensor, fp32 on the CPU."""
         for name, theta in self._shared.state().parameters.items():
-            own = self._at_hold.get(name, self._parameters[name].detach())
-            yield name, theta - (theta if self._behind else own.to("cpu", torch.float32))
+            if not sparse:
+                local.encode(name, self._own(name, theta), beyond=theta)
+                continue
+            left = self._left.setdefault(name, torch.zeros_like(theta))
+            _add_difference(left, theta, self._own(name, theta))
+            local.encode(name, left)
+            left.sub_(encoded[name])
+
+    def _own(self, name: str, theta: Tensor) -> Tensor:
+        """theta_i of one tensor, on any device: theta itself where it is to begin from there."""
+        return theta if self._behind else self._at_hold.get(name, self._parameters[name].detach())
 
     def give_back(self, local: GradientBuffer) -> None:
         """No round has taken what was held: it counts for the next one."""
         with self._lock:
             if self.held.samples and self._left and not self._behind:  # theta_i still has all of it
                 encoded = DecodedGradients(local)
-                for name, way in self._ways():
-                    self._left[name].add_(encoded[name]).sub_(way)
+                for name, theta in self._shared.state().parameters.items():
+                    _add_difference(self._left[name].add_(encoded[name]), self._own(name, theta), theta)
             if not self._behind:
                 self._at_hold.clear()
             self.new.merge(self.held)
@@ -207,6 +210,12 @@ class LocalSteps(Accumulator):
             self._left.clear()
             self._at_hold.clear()
             self._holding, self.inner_steps = True, 0
+
+
+def _add_difference(out: Tensor, more: Tensor, less: Tensor) -> None:
+    """out += more - less, in pieces, for tensors may be large. out: fp32 on the CPU; the others anywhere."""
+    for place, first, second in zip(*(each.reshape(-1).split(PIECE) for each in (out, more, less)), strict=True):
+        place.add_(first.to("cpu", torch.float32) - second.to("cpu", torch.float32))
 
 
 def inner_optimizers(
@@ -235,7 +244,9 @@ def inner_optimizers(
 def adamw(device: torch.device) -> tuple[Callable[..., torch.optim.Optimizer], str, str]:
     """AdamW with moments in 8 bits where a step of it works on `device`, else in fp32; its name and the reason."""
     if device.type != "cuda":
-        return torch.optim.AdamW, "AdamW", "bitsandbytes' 8-bit AdamW is for GPUs of CUDA and ROCm"
+        # Fused, a step takes an eighth of the time on a CPU, and no memory beside its moments.
+        plain = partial(torch.optim.AdamW, fused=True) if device.type == "cpu" else torch.optim.AdamW
+        return plain, "AdamW", "bitsandbytes' 8-bit AdamW is for GPUs of CUDA and ROCm"
     try:
         from bitsandbytes.optim.adamw import AdamW8bit
 

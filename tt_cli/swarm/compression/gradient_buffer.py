@@ -154,10 +154,16 @@ class GradientBuffer:
         boundary = self.layout.boundary
         return self.codec.large.room(min(element, boundary)) + 2 * max(0, element - boundary)
 
-    def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
-        """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
-        for start, stop, piece in self._pieces(name, values.detach().reshape(-1)):
+    def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0, beyond: torch.Tensor | None = None) -> None:
+        """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite.
+
+        beyond: what it is less than this one, fp32 on the CPU, is written instead.
+        """
+        flat = None if beyond is None else beyond.reshape(-1).split(PIECE)
+        for number, (start, stop, piece) in enumerate(self._pieces(name, values.detach().reshape(-1))):
             mean = piece.to("cpu", torch.float32, copy=True).div_(divisor)
+            if flat is not None:
+                torch.sub(flat[number], mean, out=mean)
             self.write(start, stop, self.codec.of(stop <= self.layout.boundary).encode(mean))
 
     def decode(self, name: str, out: torch.Tensor) -> None:
