@@ -279,11 +279,11 @@ def _train(
     last: int | None = None  # the step to finish with
     for batch in watchdog.over(stream.batches(batches.together)):
         memory_watch.relieve(batches)
-        if orders.hold or collaboration.orders.paused or not collaboration.ready:
+        if (held := orders.hold or collaboration.orders.paused) or not collaboration.ready:
             if collaboration.run.optimizer.name == "local":
                 step.renew()  # the next round waits for it
-            collaboration.stand_by()
-            orders.leave.wait(REPORT_SECONDS)
+            collaboration.stand_by(0.0 if held else REPORT_SECONDS)
+            orders.leave.wait(REPORT_SECONDS if held else 0.0)
         else:
             batches(batch)
         if time.monotonic() > reported + REPORT_SECONDS:

@@ -51,7 +51,7 @@ __all__ = ["About", "Collaboration", "NetworkAccess"]
 
 LOOK_SECONDS = 0.25
 SUSPICIOUS = 3  # micro-batches in a row that were not finite: the device gets its parameters again
-IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
+IDLE_SECONDS = 3.0  # without delayed updates: so long a step is waited for by who could leave meanwhile
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Collaboration:
         self._moved = deque[tuple[float, ...]](maxlen=17)  # seconds, bytes sent, received: after the last global steps
         self._rejected = self._rejected_in_row = 0
         self._last_loss = FigureSums()
-        self._contributed = self._stood_by = False
+        self._contributed = self._stood_by = self._averages = False
 
         self._changed = self.clock.condition()
         self._closing = False
@@ -148,8 +148,8 @@ class Collaboration:
 
     @property
     def ready(self) -> bool:
-        """False while a gradient could not be counted in: with local steps, amid a round or behind the others."""
-        return self._accumulator.ready
+        """False where a gradient would be late: without delayed updates amid a round; with local steps also behind."""
+        return self._accumulator.ready and (self._delayed or not self._averages)
 
     @property
     def finished(self) -> bool:
@@ -194,16 +194,19 @@ class Collaboration:
                 self._changed.wait_for(lambda: self._broken is not None or not self._due(self.board.view), IDLE_SECONDS)
         return finite
 
-    def stand_by(self) -> None:
+    def stand_by(self, seconds: float = 0.0) -> None:
         """In place of `step`, now and then, while this peer computes nothing: its record stays fresh.
 
-        It still takes part in rounds, without samples. Raises what broke the background thread.
+        It still takes part in rounds, without samples. Waits until `ready`, for `seconds` at most. Raises what broke
+        the background thread.
         """
         self._raise_broken()
         if self.orders.paused:
             self._stood_by = True
             self.round_log.phase("waiting", self.orders.paused)
         self._publish()
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken is not None or self.ready, seconds)
 
     def _raise_broken(self) -> None:
         if self._broken is not None and is_out_of_memory(self._broken):  # no matter of the micro-batch
@@ -350,6 +353,8 @@ class Collaboration:
                 elif self._due(view):
                     self.report()  # what this round is made of; the training loop may wait for its end
                     self._make_step()
+                    self._averages = False
+                    self._wake()
                 else:
                     missing = self._target - self._samples_of_swarm(view)
                     seconds = missing / max(view.samples_per_second(), 1e-9)
@@ -381,6 +386,7 @@ class Collaboration:
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
                 self.round_log.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
+                self._averages = True
                 result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken)
                 self._selector.ended(result, missed, view.records, self.epoch)
                 self.round_log.slow_line(self.averager.slow_line())
@@ -390,6 +396,7 @@ class Collaboration:
                     with self._committing:
                         self._commit(started, result)
                     return
+                self._averages = False
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
                 self.board.renew()
             elif not held.samples and self._accumulator.ready:
