@@ -214,7 +214,7 @@ async def _take(setting: Setting) -> Taken:
     def note(machine: Machine, step: Any, alone: bool) -> None:
         if machine is machines[0]:
             steps.append(loop.time())
-            rounds.append(machine._round.seconds["transfer"])
+            rounds.append(machine.last_round.seconds["transfer"])
 
     state = functools.partial(LargeState, setting.chunks)
     pace = setting.computing * setting.round_seconds / 2  # a micro-batch of two

@@ -202,9 +202,9 @@ class Machine:
         if isinstance(event, Synchronised):
             self.state.taken_at = asyncio.get_running_loop().time()
         if isinstance(event, Round):
-            self._round = event
+            self.last_round = event
         elif isinstance(event, Step) and not process.dead:
-            self._watch(self, event, self._round.outcome == "alone")
+            self._watch(self, event, self.last_round.outcome == "alone")
 
     def kill(self) -> None:
         self.process.kill()

@@ -120,6 +120,33 @@ def test_small_vectors_pass_for_large_ones_in_a_whole_swarm() -> None:
     in_virtual_time(run())
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_without_delayed_updates_nothing_is_computed_amid_a_round_however_long_it_is(delayed: bool) -> None:
+    """With them all of it counts for the next step, one step late."""
+    samples: list[int] = []
+
+    async def run() -> None:
+        gradient = sum(tensor.numel() for tensor in gradient_of(0).values())
+        lines = Lines({number: Rate(10_000.0, 10_000.0) for number in range(3)}, factor=40_000 / gradient)
+        network, swarm_run = Network(random.Random(0), Line(), (), {}, lines), run_of(3, "mean")
+        patient = {"swarm.averaging_timeout": 60.0, "swarm.next_chunk_timeout": 20.0}
+        slow = swarm_run.replaced({"optimizer.delayed": delayed, **patient})
+        machines = [
+            Machine(network, number, slow, lambda machine, *_: samples.append(machine.last_round.samples))
+            for number in range(3)
+        ]
+        for machine in machines:
+            machine.start()
+        await asyncio.sleep(150.0)
+        for machine in machines:
+            assert machine.error is None
+            machine.kill()
+
+    in_virtual_time(run())
+    alone = 3 * run_of(3, "mean").swarm.target_batch_size  # where each computes all of it before it hears of the others
+    assert len(samples) >= 9 and (max(samples) > 2 * alone) == delayed and (max(samples) <= alone) != delayed, samples
+
+
 def test_rounds_learn_what_lines_carry() -> None:
     """The first is cut evenly; later ones leave the slow line its own gradient, and end soon after it has sent that."""
     mbit, gradients = (20.0, 20.0, 20.0, 2.0), {"weight": torch.ones(2048, 1024)}
