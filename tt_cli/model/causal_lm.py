@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -94,10 +95,13 @@ def adapted(model: nn.Module, lora: LoraPart, source: PretrainedPart, seed: int 
     The first matrix of each is drawn as peft draws it, but by its name; the second is zero, so that the model begins as
     the one that it is made of: `source`, which is named where the adapters are written. seed: None: with any weights.
     """
+    logging.disable(logging.WARNING)  # bitsandbytes, which peft imports, names kernels for some CPUs that it lacks
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise TTError(f"adapters need peft ({error}): pip install 'tt-cli[lm]'") from None
+    finally:
+        logging.disable(logging.NOTSET)
     cast(Any, model).name_or_path = source.name
     settings = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": "all-linear", "revision": source.revision}
     with warnings.catch_warnings(action="ignore"):  # they are for developers

@@ -51,24 +51,23 @@ def run_pace(run: RunConfig, peers: int, mbits: float) -> StepPace:
 def chosen(run: RunConfig, members: Members, given: int | None = None) -> Way:
     """The way in which a run learns fastest, with `given` inner steps where they are.
 
-    Of inner steps the least with which devices are BUSY, or lines where steps go on beside rounds, or the most that
-    leave enough global ones; a run that makes them anyway makes so many on any line, for a round takes its
-    matchmaking_time too.
+    Of inner steps the least with which devices are BUSY, or lines beside them, or the most that leave enough global
+    ones; a run that makes them anyway makes so many on any line, for a round takes its matchmaking_time too.
     """
     now, made = run_pace(run, *members), inner_steps(run, members)
     if (now.line <= SHORT and not made) or now.busy >= BUSY:
         return Way(round(made), run.sparse, bool(made) and run.optimizer.delayed)
     made = made or 1
     device, steps, ways = now.device / made, round(run.schedule.total_steps * made), []
-    messages = (0, *KEPT) if now.line > SHORT else (0,)
-    for delayed, kept in itertools.product((False, True), messages):
+    for delayed, kept in itertools.product((False, True), (0, *KEPT) if now.line > SHORT else (0,)):
         line = max(run_pace(run.replaced(_messages(kept)), *members).line, run.swarm.matchmaking_time)
         enough = math.ceil(line / device * (1 / BUSY if delayed else BUSY / (1 - BUSY)))
         most = min(MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
         number = min(enough, most) if given is None else given
         busy = min(BUSY, number * device / (max(number * device, line) if delayed else number * device + line))
+        busy *= min(1.0, LONG / line, most / max(1, number))
         samples = (MORE_SAMPLES if kept else 1.0) * (1 + BEHIND * number / steps if delayed else 1.0)
-        ways.append((busy / samples * min(1.0, LONG / line), Way(number, kept, delayed)))
+        ways.append((busy / samples, Way(number, kept, delayed)))
     _, way = max(ways, key=lambda each: each[0])
     return way if way.inner_steps > 1 else Way(0, 0, False)
 

@@ -197,8 +197,7 @@ class Collaboration:
     def stand_by(self, seconds: float = 0.0) -> None:
         """In place of `step`, now and then, while this peer computes nothing: its record stays fresh.
 
-        It still takes part in rounds, without samples. Waits until `ready`, for `seconds` at most. Raises what broke
-        the background thread.
+        It takes part in rounds, without samples. Waits for `ready`, `seconds` at most. Raises what broke the rounds.
         """
         self._raise_broken()
         if self.orders.paused:
