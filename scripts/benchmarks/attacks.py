@@ -20,6 +20,7 @@ the row has a meaning there.
 Examples:
   scripts/bench attacks --out attacks.jsonl             # about two hours; what is in the file is not done again
   scripts/bench attacks --only "weight 1e9,sign flip x100" --json
+  scripts/bench attacks --local --only "lone coordinate,zero work,noise x1"
   scripts/bench attacks --kind causal_lm --honest 3 --attackers 1 --steps 12   # the same with a language model
 
 Needs about 6 GiB of memory with ten trainers (--honest, --attackers: fewer).
@@ -116,6 +117,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="ROW[,ROW]", type=rows_named, help=f"of: {', '.join(ATTACKS)}")
     parser.add_argument("--baseline", action="store_true", help="the same with hivemind.Optimizer beside it")
     parser.add_argument("--kind", choices=("dalle", "causal_lm"), default="dalle", help="what is trained")
+    words = "by local steps with sparse messages, instead of averaged gradients"
+    parser.add_argument("--local", action="store_true", help=words)
     parser.add_argument("--honest", type=int, help="honest trainers (default 7; quick: 3)")
     parser.add_argument("--attackers", type=int, help="default 3; quick: 1")
     parser.add_argument("--steps", type=int, help="default 30; quick: 4")
@@ -126,7 +129,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All rows asked for."""
     default = Size(3, 1, 4) if args.quick else Size(7, 3, 30)
     size = Size(args.honest or default.honest, args.attackers or default.attackers, args.steps or default.steps)
-    size = dataclasses.replace(size, kind=args.kind)
+    size = dataclasses.replace(size, kind=args.kind, local=args.local)
     wanted = args.only or list(QUICK_ROWS if args.quick else ATTACKS)
     known = done_before(args.out, size)
     first = first_loss(attacked_run(size, 0))

@@ -40,6 +40,7 @@ from tt_cli.task.task import trained
 
 STALLED = 150.0  # seconds for the next step; then the swarm has stopped
 HELD_OUT = 256  # examples of the final loss
+SPARSE, INNER_LR = 256, 4e-3  # of local steps: elements of each 4,096, and AdamW's rate
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "fred", "gina", "hans", "iris", "jan")
 NEWCOMER, ATTACKER = "late", "mallory"
 
@@ -48,7 +49,7 @@ NEWCOMER, ATTACKER = "late", "mallory"
 class Size:
     """Of one experiment. longest: seconds after which a peer computes one more micro-batch for a step.
 
-    kind: what is trained, as in a run file.
+    kind: what is trained, as in a run file. local: by local steps with sparse messages, one inner step to a global one.
     """
 
     honest: int
@@ -57,6 +58,7 @@ class Size:
     micro_batch: int = 8
     longest: float = 5.0
     kind: str = "dalle"
+    local: bool = False
 
 
 def attacked_run(size: Size, attackers: int) -> RunConfig:
@@ -64,13 +66,16 @@ def attacked_run(size: Size, attackers: int) -> RunConfig:
     sizes: dict[str, object] = {"model.dim": 64, "model.depth": 2, "model.heads": 2, "model.dim_head": 32}
     if size.kind != "dalle":
         sizes = {"schedule.peak_lr": 5e-2}  # of LAMB
+    optimizer: dict[str, object] = {"optimizer": {"min_8bit_size": 4096}, "swarm.large_tensor": 4096}
+    if size.local:
+        inner = {"name": "local", "inner_batch": size.micro_batch, "sparse": SPARSE}
+        optimizer = {"optimizer": inner, "swarm.large_tensor": 1024, "schedule.peak_lr": INNER_LR}
     return (load_run("emoji") if size.kind == "dalle" else tiny_words()).replaced(
         {
             **sizes,
+            **optimizer,
             "run.name": "bench-attacks",
-            "optimizer": {"min_8bit_size": 4096},
             "schedule.total_steps": size.steps,
-            "swarm.large_tensor": 4096,
             "swarm.target_batch_size": size.micro_batch * (size.honest + attackers),
             "swarm.matchmaking_time": 5.0,
             "swarm.averaging_timeout": 30.0,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.sparse import CHUNK
 
 NOISE = 10.0  # standard deviations of the honest gradient
 INSIDE = 1.7  # times a member's noise: not yet clipped
@@ -37,6 +38,14 @@ def noise(times: float) -> Poison:
 def lean(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
     """Its own gradient, and as much of a direction that is the same for all attackers in all steps."""
     return values + signs(values) * float(values.square().mean().sqrt())
+
+
+def lone(values: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
+    """All of the norm of each chunk of a sparse message in one element, the same in all steps and for all attackers."""
+    alone = torch.zeros_like(values)
+    for place, chunk in zip(alone.split(CHUNK), values.split(CHUNK), strict=True):
+        place[len(chunk) // 2] = chunk.norm()
+    return alone
 
 
 def signs(values: torch.Tensor) -> torch.Tensor:
@@ -77,6 +86,7 @@ GRADIENTS: dict[str, Poison] = {
     "random noise": noise(NOISE),
     "steady bias": lean,
     "noise x1": noise(1.0),
+    "lone coordinate": lone,
     "zero work": lambda values, random: torch.zeros_like(values),
 }
 
