@@ -110,6 +110,8 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
         def __call__(self, batch: Batch) -> bool:
             collaboration = self.collaboration
             if patient and collaboration._accumulator.samples >= collaboration.run.swarm.target_batch_size:
+                if collaboration.run.optimizer.name == "local":
+                    self.renew()  # the next round waits for it
                 collaboration.stand_by()
                 time.sleep(WAIT_SECONDS)
                 return True
