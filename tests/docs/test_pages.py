@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from scripts import build_cli_reference, build_diagram
+from scripts import build_cli_reference, build_diagram, build_frontier
 from tests.docs.links import anchors, broken, links
 from tt_cli.cli.main import COMMANDS
 
@@ -52,6 +52,11 @@ def test_the_diagram_is_current_and_names_files_that_exist() -> None:
     assert build_diagram.FILE.read_text(encoding="utf-8") == build_diagram.picture(), "run scripts/build_diagram.py"
     for _, _, file in build_diagram.STAGES:
         assert (ROOT / "tt_cli" / file).is_file()
+
+
+def test_the_frontier_is_that_of_the_newest_record() -> None:
+    made = build_frontier.picture(build_frontier.newest())
+    assert build_frontier.FILE.read_text(encoding="utf-8") == made, "run python -m scripts.build_frontier"
 
 
 def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
