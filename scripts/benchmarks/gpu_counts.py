@@ -12,7 +12,7 @@
 - `waits`, `copies`: the host's waits for the GPU and copies between both, in a second step (tables are there by then).
 - `peer_waits`, `peer_copies`: the host's waits, copies to the GPU, of a trainer's second micro-batch until gradients
   are summed up and losses read: emoji-demo's, on the stand-in that computes (tests/testbed/computing_gpu.py).
-- `account_error`: the worst relative difference between `tt_cli.memory.trainer_need` and the peak of storages, over
+- `account_error`: the worst relative difference between `tt_cli.memory.DalleAccount` and the peak of storages, over
   some runs, precisions and micro-batches, uncompiled.
 
 Needs g++ and a CPU build of torch.
@@ -80,10 +80,10 @@ def count(depth: int, batch: int, budget: float, *, eager: bool, accounts: bool)
 
 def step_bytes(run: RunConfig, size: int, precision: str, kept: float) -> int:
     """What the memory account says that one step takes of a GPU: neither accumulated gradients nor CUDA itself."""
-    from tt_cli.memory import trainer_need
+    from tt_cli.memory import DalleAccount
 
     itemsize = 4 if precision == "fp32" else 2
-    need = trainer_need(run, "cuda", itemsize=itemsize, micro_batch=size, budget=int(kept))
+    need = DalleAccount(run).need("cuda", itemsize=itemsize, micro_batch=size, budget=int(kept))
     elsewhere = ("accumulated gradients", "CUDA")
     return sum(item.bytes for item in need.items if item.place == "device" and item.what not in elsewhere)
 

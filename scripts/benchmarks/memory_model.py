@@ -26,7 +26,7 @@ from scripts.benchmarks.harness import printed_by, progress
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 from tt_cli.memory.calculator import reckon
 from tt_cli.memory.question import CalculatorOptions
-from tt_cli.memory.trainer_account import trainer_need
+from tt_cli.memory.trainer_account import DalleAccount
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.task import task_of
 
@@ -143,8 +143,8 @@ def row_of_run(precision: str, budget: int, micro_batch: int, device: str) -> di
     }
     seen = printed_by(STEP, given=json.dumps({**case, "model": "dalle"}))
     itemsize = 4 if precision == "fp32" else 2
-    need = trainer_need(
-        run, "cuda" if device == "cuda" else "cpu", itemsize=itemsize, micro_batch=micro_batch, budget=budget
+    need = DalleAccount(run).need(
+        "cuda" if device == "cuda" else "cpu", itemsize=itemsize, micro_batch=micro_batch, budget=budget
     )
     ours = sum(item.bytes for item in need.items if item.what in COUNTED)
     run = DalleRun.of(run)

@@ -30,7 +30,7 @@ from testbed.peer import RandomTask
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import FamilyWatch
-from tt_cli.memory import Need, parse_size, trainer_need
+from tt_cli.memory import DalleAccount, Need, parse_size
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.peer.device import choose_device
 from tt_cli.peer.memory_budget import ACTIVATION_SHARE, PLANNED, RoomMemory, check_room, choose_activation_budget
@@ -122,10 +122,10 @@ def _row(run: RunConfig, member: LocalPeer, size: int, looks: list[Look], args: 
     choices = {event.what: event.value for event in member.of(Choice)}
     kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
     itemsize = 4 if choices["precision"] == "fp32" else 2
-    least = trainer_need(run, kind, itemsize=itemsize)
+    least = DalleAccount(run).need(kind, itemsize=itemsize)
     rest = int(PLANNED * args.memory) - (least.host if kind == "cpu" else least.device)
-    need: Need = trainer_need(
-        run, kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
+    need: Need = DalleAccount(run).need(
+        kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
     )
     peak = max(looks, key=lambda look: look.memory)
     return {

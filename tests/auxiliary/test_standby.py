@@ -13,7 +13,7 @@ from tt_cli.auxiliary import standby as module
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.standby import AGAIN_SECONDS, PATIENCE_SECONDS, Standby, waiting_trainers
 from tt_cli.errors import TTError
-from tt_cli.memory import trainer_need
+from tt_cli.memory import DalleAccount
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Event, Log, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory
@@ -28,7 +28,7 @@ class Watched:
     """A Standby whose clock is set by hand, and what it did. fails: the assistant does not start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float = 2.0):
-        need = trainer_need(RUN, "cpu").host
+        need = DalleAccount(RUN).need("cpu").host
         self.now, self.fails = 100.0, False
         self.shown: list[Event] = []
         self.began = self.ended = 0

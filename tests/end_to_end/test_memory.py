@@ -10,7 +10,7 @@ from end_to_end.conftest import WAIT, assert_agreed, digests, last_step, tiny_ru
 from testbed.faults import Faults
 
 from tt_cli.checkpoint.checkpoint_files import load
-from tt_cli.memory import trainer_need
+from tt_cli.memory import DalleAccount
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Failure, Log, Progress, Round, Saved, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
@@ -29,7 +29,7 @@ def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm) -> None:
     """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
     run = tiny_run()
     swarm = start_swarm(run)
-    limit = trainer_need(run, "cpu").host + (250 << 20)
+    limit = DalleAccount(run).need("cpu").host + (250 << 20)
     anna = swarm.start_trainer("anna", short={"step": 2, "fits": 2}, patient=False, batch_size=8, seed=0)
     leaking = {"step": 2, "leak": 80}
     ben = swarm.start_trainer("ben", short=leaking, patient=False, batch_size=1, seed=1, memory=limit)

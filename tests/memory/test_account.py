@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tt_cli.memory import trainer_need
+from tt_cli.memory import DalleAccount
 from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
@@ -21,7 +21,7 @@ EMOJI = load_run("emoji")
 
 
 def items(**settings: object) -> dict[str, int]:
-    need = trainer_need(EMOJI, "cpu", **settings)  # type: ignore[arg-type]
+    need = DalleAccount(EMOJI).need("cpu", **settings)  # type: ignore[arg-type]
     return {item.what: item.bytes for item in need.items}
 
 
@@ -52,11 +52,11 @@ def test_with_local_steps_parameters_are_shared_and_moments_are_the_devices(
         parameter.grad = torch.zeros_like(parameter)
     for optimizer in optimizers:
         optimizer.step()
-    found = {item.what: item for item in trainer_need(run, "cpu").items}
+    found = {item.what: item for item in DalleAccount(run).need("cpu").items}
     assert found["shared state"].bytes == sum(tensor.nbytes for tensor in held.parameters.values())
     moments = [t.nbytes for one in optimizers for state in one.state.values() for t in state.values() if t.numel() > 1]
     assert found["inner moments"].bytes == sum(moments)
-    gpu = {item.what: item for item in trainer_need(run, "cuda").items}["inner moments"]
+    gpu = {item.what: item for item in DalleAccount(run).need("cuda").items}["inner moments"]
     assert gpu.place == "device" and low <= gpu.bytes / sum(moments) < high
 
 
@@ -65,7 +65,7 @@ def test_encoded_gradients_take_what_they_say(state: TrainedState, compression: 
     run = EMOJI.replaced({"swarm.compression": compression})
     codec = codec_of(run)
     buffer = GradientBuffer(Partition(state.shapes(), run.swarm.large_tensor, codec.block), codec)
-    (encoded,) = (i.bytes for i in trainer_need(run, "cpu").items if i.what == "encoded gradient and average")
+    (encoded,) = (i.bytes for i in DalleAccount(run).need("cpu").items if i.what == "encoded gradient and average")
     assert encoded == pytest.approx(2 * buffer.nbytes, rel=0.005)
 
 
@@ -74,7 +74,7 @@ def test_sparse_messages_and_their_averages_take_what_they_say(state: TrainedSta
     codec, sizes = codec_of(run), DalleConfig.from_run(run).tensor_sizes
     layout = Partition(state.shapes(), run.swarm.large_tensor, codec.block)
     local, average = (GradientBuffer(layout, each) for each in (codec, codec.averages))
-    found = {item.what: item.bytes for item in trainer_need(run, "cpu").items}
+    found = {item.what: item.bytes for item in DalleAccount(run).need("cpu").items}
     assert found["encoded gradient and average"] == local.nbytes + average.nbytes
     assert found["what messages left out"] == 4 * sum(sizes)
     message, whole = round_bytes(run, sizes, 2)
@@ -95,7 +95,7 @@ def test_parameters_gradients_and_their_sums_are_float32() -> None:
 
 
 def test_a_gpu_takes_what_the_host_then_does_not() -> None:
-    cpu, gpu = (trainer_need(EMOJI, kind, micro_batch=64, budget=10**9) for kind in ("cpu", "cuda"))
+    cpu, gpu = (DalleAccount(EMOJI).need(kind, micro_batch=64, budget=10**9) for kind in ("cpu", "cuda"))
     assert cpu.device == 0 and cpu.host == sum(item.bytes for item in cpu.items)
     assert gpu.device > sum(i.bytes for i in gpu.items if i.what == "activations kept") > 0
     assert not any(item.place == "host" and item.what.startswith("activations") for item in gpu.items)
@@ -103,7 +103,7 @@ def test_a_gpu_takes_what_the_host_then_does_not() -> None:
 
 
 def test_the_paper_s_run_is_reckoned_without_being_built() -> None:
-    need = trainer_need(load_run("dalle"), "cuda", itemsize=2, micro_batch=4, budget=2**31)
+    need = DalleAccount(load_run("dalle")).need("cuda", itemsize=2, micro_batch=4, budget=2**31)
     found = {item.what: item.bytes for item in need.items if item.place == "device"}
     assert found["gradients"] == 4 * 125_894_244
     assert 2**30 < found["activations kept"] <= 2**31
@@ -112,12 +112,12 @@ def test_the_paper_s_run_is_reckoned_without_being_built() -> None:
 def test_the_room_needs_no_hivemind() -> None:
     code = (
         "import sys; sys.modules['hivemind'] = None\n"
-        "from tt_cli.memory import parse_size, trainer_need\n"
+        "from tt_cli.memory import parse_size, DalleAccount\n"
         "assert 'torch' not in sys.modules\n"
         "from tt_cli.run import load_run\n"
-        "print(trainer_need(load_run('emoji'), 'cpu').host)"
+        "print(DalleAccount(load_run('emoji')).need('cpu').host)"
     )
     import subprocess
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == trainer_need(EMOJI, "cpu").host
+    assert int(done.stdout) == DalleAccount(EMOJI).need("cpu").host

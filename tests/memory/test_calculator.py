@@ -202,11 +202,11 @@ def test_every_choice_has_its_reason() -> None:
 
 
 def test_a_run_is_answered_by_its_account() -> None:
-    from tt_cli.memory import trainer_need
+    from tt_cli.memory import DalleAccount
     from tt_cli.run import load_run
 
     found = report(CalculatorQuestion("dalle", gpu="8GB", micro_batch=4), compare=True)
-    need = trainer_need(load_run("dalle"), "cuda", itemsize=2, micro_batch=4)
+    need = DalleAccount(load_run("dalle")).need("cuda", itemsize=2, micro_batch=4)
     assert (found.answer.total("device"), found.answer.total("host")) == (need.device, need.host)
     assert found.answer.parameters == 125_894_244
     names = [row["technique"] for row in found.compared]
@@ -220,16 +220,19 @@ def test_a_language_models_run_is_answered_by_its_account() -> None:
     from tt_cli.task import task_of
 
     task = task_of(load_run("words"))
-    found, need = report(CalculatorQuestion("words", gpu="8GB"), compare=True), task.need("cuda", itemsize=2)
+    found, need = (
+        report(CalculatorQuestion("words", gpu="8GB"), compare=True, of=task_of),
+        task.need("cuda", itemsize=2),
+    )
     assert found.largest and found.largest > 64 and found.fits
-    one = report(CalculatorQuestion("words", micro_batch=1))
+    one = report(CalculatorQuestion("words", micro_batch=1), of=task_of)
     assert (one.answer.total("device"), one.answer.total("host")) == (need.device, need.host)
     assert one.answer.parameters == 2_755_008 and one.settings["sequence"] == 256
     assert one.compute["flops"] == 128 * task.flops()
     assert [row["technique"] for row in found.compared] == ["as the run is", "products in float32"]
     for changes, flags in (
         ({"share": 2}, "--share"),
-        ({"layers": "reversible", "untied": True}, "--untied --reversible"),
+        ({"layers": "reversible"}, "--reversible"),
     ):
         with pytest.raises(UsageError, match=f"^{flags}: no peer of a run does this"):
-            report(CalculatorQuestion("words", **changes))
+            report(CalculatorQuestion("words", **changes), of=task_of)

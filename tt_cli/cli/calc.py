@@ -89,8 +89,9 @@ def calc(
     if model is None:
         raise UsageError("which model? Give its name, such as gpt2-large, or a run; `tt calc --list` names them")
     from tt_cli.memory.report import report
+    from tt_cli.task import task_of
 
-    memory = report(question(context.params), compare=compare)
+    memory = report(question(context.params), compare=compare, of=task_of)
     if json:
         print(codec.dumps(memory.to_json(), indent=1))
         return

@@ -12,7 +12,7 @@ from tt_cli.memory.gpus import GPUS, TYPICAL, USABLE, UTILISATION, Gpu, device_r
 from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.run_subject import OfRun
-from tt_cli.memory.trainer_account import Kind
+from tt_cli.memory.trainer_account import AccountOf, DalleAccount, Kind
 from tt_cli.run import load_run
 from tt_cli.run.run_source import builtin_runs
 
@@ -88,10 +88,10 @@ class MemoryReport:
         }
 
 
-def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryReport:
-    """Answer a question. Raises UsageError."""
+def report(question: CalculatorQuestion, *, compare: bool = False, of: AccountOf = DalleAccount) -> MemoryReport:
+    """Answer a question. of: the account of a run that it names. Raises UsageError."""
     question.check()
-    subject = _subject(question)
+    subject = _subject(question, of)
     room, gpu, reasons = _room(question)
     largest = _largest(subject, room)
     reasons = {**subject.reasons, **reasons}
@@ -131,10 +131,10 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
     )  # fmt: skip
 
 
-def _subject(question: CalculatorQuestion) -> Subject:
+def _subject(question: CalculatorQuestion, of: AccountOf) -> Subject:
     name = question.model
     may_be_a_run = name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
-    return OfRun.of(load_run(name), question) if may_be_a_run and known(name) is None else Known.asked(question)
+    return OfRun.of(load_run(name), question, of) if may_be_a_run and known(name) is None else Known.asked(question)
 
 
 def _largest(subject: Subject, room: int | None) -> int | None:

@@ -9,9 +9,8 @@ from typing import Any
 from tt_cli.errors import UsageError
 from tt_cli.memory.calculator import Answer
 from tt_cli.memory.question import CalculatorQuestion
-from tt_cli.memory.trainer_account import Kind, place_of, round_bytes
+from tt_cli.memory.trainer_account import AccountOf, DalleAccount, Kind, place_of, round_bytes
 from tt_cli.run import DalleRun, RunConfig
-from tt_cli.task import task_of
 
 
 @dataclass
@@ -19,24 +18,25 @@ class OfRun:
     """A run, where it is trained and how wide its products are (bytes); asked as `Known` is."""
 
     run: RunConfig
+    account: AccountOf
     kind: Kind
     itemsize: int
     reasons: dict[str, str]
     target: int | None
 
     @classmethod
-    def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
+    def of(cls, run: RunConfig, question: CalculatorQuestion, account: AccountOf = DalleAccount) -> OfRun:
         """Choose what the question leaves open. Raises UsageError for what a run's peers do not do."""
         local = run.optimizer if run.optimizer.name == "local" else None
         if local and (question.optimizer or question.bits):
             raise UsageError(f"{run.run.name} is trained with local steps: leave the optimizer out")
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
-        other = [f"--{flag}" for flag in ("share", "untied") if getattr(question, flag)]
-        other += ["--reversible"] * (question.layers == "reversible")
         for flag, given in (
             ("--checkpointing", question.layers == "checkpointed"),
-            (" ".join(other), not isinstance(run, DalleRun) and bool(other)),
+            ("--share", question.share is not None and not isinstance(run, DalleRun)),
+            ("--untied", question.untied and not isinstance(run, DalleRun)),
+            ("--reversible", question.layers == "reversible" and not isinstance(run, DalleRun)),
             ("--attention", question.attention is not None),
             ("--sequence", question.sequence is not None),
             ("--precision pure16", question.precision == "pure16"),
@@ -58,7 +58,7 @@ class OfRun:
             if local
             else "8-bit LAMB in the host's memory: what every peer of a run does",
             "activations": "none kept beyond the least: a peer keeps more where there is room"
-            if task_of(run).reversible
+            if account(run).reversible
             else "all kept: the model is not reversible",
         }
         if local:
@@ -67,18 +67,20 @@ class OfRun:
             reasons["inner steps"] = f"{words} for a global step: as the run's file says"
         if question.precision is None:
             reasons["precision"] = "fp32: usual on a CPU" if wide else "mixed: what a peer with a GPU does"
-        return cls(run, question.kind, 4 if wide else 2, reasons, question.examples)
+        return cls(run, account, question.kind, 4 if wide else 2, reasons, question.examples)
 
     @property
     def title(self) -> str:
         return f"run {self.run.run.name}"
 
     def answer(self, micro_batch: int) -> Answer:
-        need = task_of(self.run).need(self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
+        need = self.account(self.run).need(self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
         components = tuple(component for component in need.items if component.bytes)
         place = place_of(self.kind)
         tensors = sum(part.bytes for part in components if part.place == place and not part.assumed)
-        return Answer(task_of(self.run).sizes()["parameters"], components, "forward and backward pass", tensors, place)
+        return Answer(
+            self.account(self.run).sizes()["parameters"], components, "forward and backward pass", tensors, place
+        )
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         for words, size, itemsize in (
@@ -107,11 +109,11 @@ class OfRun:
 
     def gradient_bytes(self, peers: int) -> int:
         """The mean of what a member sends and of the average of so many, as they travel."""
-        return sum(round_bytes(self.run, task_of(self.run).tensor_sizes(), peers)) // 2
+        return sum(round_bytes(self.run, self.account(self.run).tensor_sizes(), peers)) // 2
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
-        return task_of(self.run).flops()
+        return self.account(self.run).flops()
 
     def examples(self) -> tuple[int, str]:
         size = self.run.swarm.target_batch_size
@@ -124,7 +126,7 @@ class OfRun:
             "optimizer": f"{self.run.optimizer.inner}, local steps" if self.run.optimizer.name == "local" else "lamb",
             "state_bits": 32 if local and self.kind == "cpu" else 8,
             "offload": not local,
-            "layers": "reversible" if task_of(self.run).reversible else "kept",
+            "layers": "reversible" if self.account(self.run).reversible else "kept",
             "shared_groups": model.get("shared_layer_groups"),
             "tied_embeddings": model.get("tied_embeddings"),
             "attention": "structured" if isinstance(self.run, DalleRun) else "fused",

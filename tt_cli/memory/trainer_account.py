@@ -8,16 +8,16 @@ measured, see docs/performance.md; scripts/bench peer measures the whole again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import Literal, Protocol
 
 from tt_cli.memory.activations import Activations, activations
 from tt_cli.memory.byte_sizes import shown
 from tt_cli.model.dalle_config import DalleConfig
-
-if TYPE_CHECKING:
-    from tt_cli.run import RunConfig
+from tt_cli.run import DalleRun, RunConfig
 
 Kind = Literal["cpu", "cuda"]
 Place = Literal["device", "host"]
@@ -83,16 +83,61 @@ class Need:
         return sum(item.bytes for item in self.items if item.place == place)
 
 
-def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-    """Account for a training peer of a DALL-E's run at its worst moment.
+class Account(Protocol):
+    """What a run's task says of what it takes, without loading anything."""
 
-    itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
-    trunk may keep for the backward pass.
-    """
-    decoder = DalleConfig.from_run(run)
-    computed = activations(decoder, micro_batch, itemsize, budget, kind)
-    items = peer_items(run, kind, decoder.tensor_sizes, decoder.matrix_sizes, computed)
-    return Need(items, micro_batch, budget)
+    @property
+    def reversible(self) -> bool:
+        """True for a model that scales its gradients to fp16's range and keeps as many activations as `keep` says."""
+        return False
+
+    @abstractmethod
+    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
+        """The memory of a training peer at its worst moment. itemsize: bytes of products. budget: as in `keep`."""
+
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations of one sample's forward and backward pass."""
+
+    @abstractmethod
+    def tensor_sizes(self) -> list[int]:
+        """Elements of each parameter that is trained."""
+
+    def sizes(self) -> dict[str, int]:
+        """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
+        return dict.fromkeys(("parameters", "effective"), sum(self.tensor_sizes()))
+
+
+AccountOf = Callable[[RunConfig], Account]
+
+
+class DalleAccount(Account):
+    """That of a DALL-E's run."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run: DalleRun = DalleRun.of(run)
+
+    @cached_property
+    def _config(self) -> DalleConfig:
+        return DalleConfig.from_run(self.run)
+
+    @property
+    def reversible(self) -> bool:
+        return self.run.model.reversible
+
+    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
+        computed = activations(self._config, micro_batch, itemsize, budget, kind)
+        items = peer_items(self.run, kind, self._config.tensor_sizes, self._config.matrix_sizes, computed)
+        return Need(items, micro_batch, budget)
+
+    def flops(self) -> int:
+        return self._config.flops_per_sample()
+
+    def sizes(self) -> dict[str, int]:
+        return {"parameters": sum(self.tensor_sizes()), "effective": self._config.effective_parameters}
+
+    def tensor_sizes(self) -> list[int]:
+        return self._config.tensor_sizes
 
 
 def peer_items(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.memory import Kind, Need, trainer_need
-from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.run import DalleRun, RunConfig
+from tt_cli.memory.trainer_account import DalleAccount
 from tt_cli.task.task import Losses, Task
 
 if TYPE_CHECKING:
@@ -15,17 +13,13 @@ if TYPE_CHECKING:
     from tt_cli.data.stream.example_stream import ExampleStream
     from tt_cli.data.tokenizer import Tokenizer
     from tt_cli.model.dalle import Dalle
+    from tt_cli.run import DalleRun
 
 
-class DalleTask(Task["Dalle"]):
+class DalleTask(DalleAccount, Task["Dalle"]):
     """The training task of a DALL-E's run. All that knows of it, beside drawing and the memory account, is here."""
 
-    def __init__(self, run: RunConfig) -> None:
-        self.run: DalleRun = DalleRun.of(run)
-
-    @cached_property
-    def _config(self) -> DalleConfig:
-        return DalleConfig.from_run(self.run)
+    run: DalleRun
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -37,10 +31,6 @@ class DalleTask(Task["Dalle"]):
     @property
     def width(self) -> int:
         return self.run.model.dim
-
-    @property
-    def reversible(self) -> bool:
-        return self.run.model.reversible
 
     def keep(self, model: Dalle, budget: int) -> None:
         model.activation_budget = budget
@@ -69,15 +59,3 @@ class DalleTask(Task["Dalle"]):
     def losses(self, model: Dalle, batch: Batch) -> Losses:
         losses = model.loss(**batch.tensors)
         return losses.total, losses.figures()
-
-    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        return trainer_need(self.run, kind, itemsize=itemsize, micro_batch=micro_batch, budget=budget)
-
-    def flops(self) -> int:
-        return self._config.flops_per_sample()
-
-    def sizes(self) -> dict[str, int]:
-        return {"parameters": sum(self.tensor_sizes()), "effective": self._config.effective_parameters}
-
-    def tensor_sizes(self) -> list[int]:
-        return self._config.tensor_sizes

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tt_cli.errors import TTError
+from tt_cli.memory.trainer_account import Account
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from tt_cli.data.examples import Batch, RowCounts
-    from tt_cli.memory import Kind, Need
     from tt_cli.run import RunConfig
 
 Model = TypeVar("Model", bound="nn.Module")
@@ -39,7 +39,7 @@ class Examples(Protocol):
     def close(self) -> None: ...
 
 
-class Task(Protocol[Model]):
+class Task(Account, Protocol[Model]):
     """The training task of `run`.
 
     Making one loads nothing: sizes, need and flops are asked without torch.
@@ -51,11 +51,6 @@ class Task(Protocol[Model]):
     @abstractmethod
     def width(self) -> int:
         """Columns of its usual products: a CPU's precision is chosen by them, and rates of local steps."""
-
-    @property
-    def reversible(self) -> bool:
-        """True for a model that scales its gradients to fp16's range and keeps as many activations as `keep` says."""
-        return False
 
     def keep(self, model: Model, budget: int) -> None:
         """Let a reversible model keep so many bytes of activations for its backward pass."""
@@ -91,18 +86,6 @@ class Task(Protocol[Model]):
     @abstractmethod
     def losses(self, model: Model, batch: Batch) -> Losses:
         """The losses of a batch on the model's device: means over its samples."""
-
-    @abstractmethod
-    def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        """The memory of a training peer at its worst moment, see `memory.trainer_need`."""
-
-    @abstractmethod
-    def flops(self) -> int:
-        """Floating-point operations of one sample's forward and backward pass."""
-
-    def sizes(self) -> dict[str, int]:
-        """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
-        return dict.fromkeys(("parameters", "effective"), sum(self.tensor_sizes()))
 
     def tensor_sizes(self) -> list[int]:
         """Elements of each parameter that is trained."""
