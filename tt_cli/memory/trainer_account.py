@@ -83,7 +83,7 @@ class Need:
         return sum(item.bytes for item in self.items if item.place == place)
 
 
-class Account(Protocol):
+class TaskAccount(Protocol):
     """What a run's task says of what it takes, without loading anything."""
 
     @property
@@ -108,10 +108,10 @@ class Account(Protocol):
         return dict.fromkeys(("parameters", "effective"), sum(self.tensor_sizes()))
 
 
-AccountOf = Callable[[RunConfig], Account]
+AccountOf = Callable[[RunConfig], TaskAccount]
 
 
-class DalleAccount(Account):
+class DalleAccount(TaskAccount):
     """That of a DALL-E's run."""
 
     def __init__(self, run: RunConfig) -> None:

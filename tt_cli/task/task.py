@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tt_cli.errors import TTError
-from tt_cli.memory.trainer_account import Account
+from tt_cli.memory.trainer_account import TaskAccount
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class Examples(Protocol):
     def close(self) -> None: ...
 
 
-class Task(Account, Protocol[Model]):
+class Task(TaskAccount, Protocol[Model]):
     """The training task of `run`.
 
     Making one loads nothing: sizes, need and flops are asked without torch.
