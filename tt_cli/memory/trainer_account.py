@@ -84,7 +84,7 @@ class Need:
 
 
 class TaskAccount(Protocol):
-    """What a run's task says of what it takes, without loading anything."""
+    """Memory and operations of a run's task, asked without loading anything."""
 
     @property
     def reversible(self) -> bool:

@@ -65,7 +65,7 @@ def chosen(run: RunConfig, members: Members, given: int | None = None) -> Way:
         most = min(MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
         number = min(enough, most) if given is None else given
         busy = min(BUSY, number * device / (max(number * device, line) if delayed else number * device + line))
-        busy *= min(1.0, LONG / line, most / max(1, number))
+        busy *= min(1.0, LONG / line, most / max(1, number))  # rounds that are seldom whole, and too few of them
         samples = (MORE_SAMPLES if kept else 1.0) * (1 + BEHIND * number / steps if delayed else 1.0)
         ways.append((busy / samples, Way(number, kept, delayed)))
     _, way = max(ways, key=lambda each: each[0])
