@@ -284,10 +284,11 @@ def unsent(peer: Peer) -> dict[str, Tensor]:
     return {name: way + peer.local._left.get(name, 0.0) for name, way in peer.away().items()}
 
 
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], kept: float = 1.0) -> None:
-    """Equal but for what fp32 loses."""
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], kept: float = 1.0, left_out: bool = False) -> None:
+    """Equal but for what fp32 loses. left_out: or bf16 in a few roundings, in which what messages left out is kept."""
     for name, tensor in one.items():
-        torch.testing.assert_close(kept * tensor, other[name], rtol=1e-4, atol=1e-7, msg=name)
+        loses = max(1e-7, 2**-7 * float(tensor.abs().max()) * left_out)
+        torch.testing.assert_close(kept * tensor, other[name], rtol=1e-4, atol=loses, msg=name)
 
 
 def meanwhile(peer: Peer, *numbers: int) -> dict[str, Tensor]:
@@ -338,7 +339,10 @@ def test_what_is_done_beside_a_round_that_is_dropped_counts_with_what_it_had(spa
     peer.local.give_back(peer.buffer)
     assert peer.local.samples == 8
     peer.local.renew(peer.state)
-    (assert_close if others_stepped and not sparse else assert_equal)(before, unsent(peer))
+    if others_stepped and not sparse:
+        assert_close(before, unsent(peer))
+    else:
+        assert_equal(before, unsent(peer), left_out=sparse > 0)
     peer.local.hold(peer.buffer)
     assert peer.local.held.samples == 8 and peer.local.settled
 
@@ -404,7 +408,7 @@ def test_what_a_sparse_message_leaves_out_goes_into_the_next_ones() -> None:
         peer.step()
         peer.local.release()
         peer.local.renew(peer.state)
-        assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95)
+        assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95, left_out=True)
 
 
 def test_a_dropped_round_loses_nothing_of_a_sparse_message_and_moves_nothing() -> None:
@@ -419,7 +423,7 @@ def test_a_dropped_round_loses_nothing_of_a_sparse_message_and_moves_nothing() -
         peer.local.hold(peer.buffer)
         peer.local.give_back(peer.buffer)
     peer.local.renew(peer.state)
-    assert_equal(before, unsent(peer))
+    assert_equal(before, unsent(peer), left_out=True)
     assert all(torch.equal(went[name], own) for name, own in peer.parameters().items())
 
 
@@ -435,7 +439,7 @@ def test_who_missed_a_step_sends_all_of_its_own_in_sparse_messages(sends_at_once
     peer.local.give_back(peer.buffer)
     if not sends_at_once:
         peer.local.renew(peer.state)
-        assert_equal(before, unsent(peer))
+        assert_equal(before, unsent(peer), left_out=True)
         return
     peer.local.hold(peer.buffer)
     sent = {name: tensor.clone() for name, tensor in DecodedGradients(peer.buffer).items()}
@@ -443,7 +447,7 @@ def test_who_missed_a_step_sends_all_of_its_own_in_sparse_messages(sends_at_once
     peer.step()
     peer.local.release()
     peer.local.renew(peer.state)
-    assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95)
+    assert_equal({name: before[name] - sent[name] for name in sent}, unsent(peer), kept=0.95, left_out=True)
 
 
 def test_what_is_given_up_or_not_finite_is_in_no_sparse_message() -> None:

@@ -165,7 +165,7 @@ def peer_items(
     host = [
         ("shared state", state),
         ("its copy for a backup", state),
-        *([("what messages left out", 4 * parameters)] if run.sparse else []),
+        *([("what messages left out", 2 * parameters)] if run.sparse else []),
         *([("parameters amid a round", 4 * parameters)] if inner and run.optimizer.delayed else []),
         *round_items(sizes, sum(round_bytes(run, sizes, CHUNK))),
         ("processes", sum(PROCESSES.values())),

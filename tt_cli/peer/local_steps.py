@@ -27,7 +27,7 @@ from tt_cli.run import RunConfig
 from tt_cli.run.sections import LocalPart
 from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
-from tt_cli.swarm.compression.gradient_buffer import PIECE, DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.task.task import trained
 
@@ -57,7 +57,7 @@ class LocalSteps(Accumulator):
         self._base = ""  # the digest of the theta from which theta_i began; "" where it is to begin anew
         self._holding, self._given = False, 0  # inner steps that are in what is held
         self._kept: GradientBuffer | None = None  # the pseudo-gradient that no round has taken, as of the last `hold`
-        self._left: dict[str, Tensor] = {}  # what sparse messages left out
+        self._left: dict[str, Tensor] = {}  # what sparse messages left out, in half precision
         self._at_hold: dict[str, Tensor] = {}  # theta_i as of the last `hold`, on the CPU, with delayed updates
 
     @property
@@ -164,16 +164,11 @@ class LocalSteps(Accumulator):
     set_aside = hold
 
     def _encode(self, local: GradientBuffer) -> None:
-        sparse = self._run.sparse and self.held.samples
-        encoded = DecodedGradients(local) if sparse else {}
         for name, theta in self._shared.state().parameters.items():
-            if not sparse:
-                local.encode(name, self._own(name, theta), beyond=theta)
-                continue
-            left = self._left.setdefault(name, torch.zeros_like(theta))
-            _add_difference(left, theta, self._own(name, theta))
-            local.encode(name, left)
-            left.sub_(encoded[name])
+            left = None
+            if self._run.sparse and self.held.samples:
+                left = self._left.setdefault(name, torch.zeros_like(theta, dtype=torch.bfloat16))
+            local.encode_way(name, theta, self._own(name, theta), left)
 
     def _own(self, name: str, theta: Tensor) -> Tensor:
         """theta_i of one tensor, on any device: theta itself where it is to begin from there."""
@@ -185,7 +180,8 @@ class LocalSteps(Accumulator):
             if self.held.samples and self._left and not self._behind:  # theta_i still has all of it
                 encoded = DecodedGradients(local)
                 for name, theta in self._shared.state().parameters.items():
-                    _add_difference(self._left[name].add_(encoded[name]), self._own(name, theta), theta)
+                    way = theta - self._own(name, theta).to("cpu", torch.float32)
+                    self._left[name].copy_(encoded[name].add_(self._left[name]).sub_(way))
             if not self._behind:
                 self._at_hold.clear()
             self.new.merge(self.held)
@@ -210,12 +206,6 @@ class LocalSteps(Accumulator):
             self._left.clear()
             self._at_hold.clear()
             self._holding, self.inner_steps = True, 0
-
-
-def _add_difference(out: Tensor, more: Tensor, less: Tensor) -> None:
-    """out += more - less, in pieces, for tensors may be large. out: fp32 on the CPU; the others anywhere."""
-    for place, first, second in zip(*(each.reshape(-1).split(PIECE) for each in (out, more, less)), strict=True):
-        place.add_(first.to("cpu", torch.float32) - second.to("cpu", torch.float32))
 
 
 def inner_optimizers(

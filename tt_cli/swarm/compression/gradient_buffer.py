@@ -154,17 +154,28 @@ class GradientBuffer:
         boundary = self.layout.boundary
         return self.codec.large.room(min(element, boundary)) + 2 * max(0, element - boundary)
 
-    def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0, beyond: torch.Tensor | None = None) -> None:
-        """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite.
-
-        beyond: what it is less than this one, fp32 on the CPU, is written instead.
-        """
-        flat = None if beyond is None else beyond.reshape(-1).split(PIECE)
-        for number, (start, stop, piece) in enumerate(self._pieces(name, values.detach().reshape(-1))):
+    def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
+        """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
+        for start, stop, piece in self._pieces(name, values.detach().reshape(-1)):
             mean = piece.to("cpu", torch.float32, copy=True).div_(divisor)
-            if flat is not None:
-                torch.sub(flat[number], mean, out=mean)
             self.write(start, stop, self.codec.of(stop <= self.layout.boundary).encode(mean))
+
+    def encode_way(self, name: str, begun: torch.Tensor, own: torch.Tensor, left: torch.Tensor | None = None) -> None:
+        """Write how much less a tensor is than when it was `begun`, fp32; `own`, as it is now, on any device.
+
+        left: what earlier messages left out, of any float type; it comes on top, and what this one leaves out takes
+        its place. Raises ValueError where it is not finite.
+        """
+        before, rest = begun.reshape(-1).split(PIECE), None if left is None else left.view(-1).split(PIECE)
+        for number, (start, stop, piece) in enumerate(self._pieces(name, own.detach().reshape(-1))):
+            way = before[number] - piece.to("cpu", torch.float32)
+            if rest is not None:
+                way.add_(rest[number])
+            codec = self.codec.of(stop <= self.layout.boundary)
+            self.write(start, stop, encoded := codec.encode(way))
+            if rest is not None:
+                codec.decode_into(encoded, sent := torch.empty_like(way))
+                rest[number].copy_(way.sub_(sent))
 
     def decode(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` (elements,), contiguous fp32 on the CPU, with one tensor."""
