@@ -61,8 +61,13 @@ def picture(figures: dict[str, Any]) -> str:
     labels: list[tuple[float, float]] = []
     for row in rows:
         across, down, colour = x(row["up_bytes"]), y(row["final_loss"]), COLOURS[row["kept"]]
+        corner = f"M{across:.1f},{down - 5:.1f}"
         if row["inner"] == "muon":
             lines.append(f'<rect x="{across - 4:.1f}" y="{down - 4:.1f}" width="8" height="8" fill="{colour}"/>')
+        elif row["four_bits"]:
+            lines.append(f'<path d="{corner}l5,9h-10z" style="fill:{colour};stroke:none"/>')
+        elif row["momentum"]:
+            lines.append(f'<path d="{corner}l5,5l-5,5l-5,-5z" style="fill:{colour};stroke:none"/>')
         else:
             lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"/>')
         away = 13 if row["inner"] == "muon" else -13

@@ -20,8 +20,10 @@
   beside those that wait; of fewer samples, the first seed. delayed_ratio is of losses at equal samples, as above.
 - bits_differing: of members in 100 outer rounds, dense ones and sparse ones, one of which accepts no connections, one
   is killed and returns, and one comes later; the product's rounds, local steps and hand-over on a virtual network.
-- --frontier: a run for each number of inner steps and of elements kept, and the defaults of `dense` and `sparse`, these
-  and one between them with Muon inside too; 0 keeps all. best: no other one has a lower loss with no more bytes.
+- --frontier: a run for each number of inner steps and of elements kept, and the defaults of `dense` and `sparse`; some
+  of them with Muon inside too, some in four bits an element (baselines/four_bits.py), some with outer momentum as DiLoCo has it
+  (Nesterov's 0.9, outer rate 0.7); these two are the bench's own. 0 keeps all. best: no other one has a lower loss with
+  no more bytes.
 
 Two processes of one thread each.
 
@@ -46,7 +48,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import accumulate, pairwise, product
 from multiprocessing import get_context
@@ -55,6 +57,7 @@ from typing import Any
 import torch
 
 from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of
+from scripts.benchmarks.baselines.four_bits import FourBits
 from scripts.benchmarks.harness import printed_by
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
@@ -65,6 +68,7 @@ from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.local_steps import LocalSteps
 from tt_cli.run import RunConfig, load_run
+from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
 
@@ -75,6 +79,7 @@ EVERY = 640  # samples between two looks at the loss
 LOSS, FEW_LOSS = 1.0, 6.2
 INNER_STEPS, INNER_BATCH = 10, 16
 FRONTIER_STEPS, FRONTIER_KEPT = (2, 10, 50), (0, 32, 128, 512)
+MOMENTUM, MOMENTUM_LR = 0.9, 0.7
 DELAYED_SAMPLES = 6_400
 ROUNDS, FEW_ROUNDS = 100, 10  # of which bits are compared
 UNEVEN = 1, 1, 8, 8  # speeds of members, over that of the slowest
@@ -101,12 +106,24 @@ def local_run(
 class LocalTraining(Training):
     """All members of a run with local steps in one process: each has its own model, the shared state is one.
 
-    sizes: examples of each member's inner steps. inner_steps: each member's in a round.
+    sizes: examples of each member's inner steps. inner_steps: each member's in a round. momentum: of outer steps.
+    four_bits: of the elements of sparse messages, instead of two.
     """
 
-    def __init__(self, run: RunConfig, sizes: Sequence[int], inner_steps: Sequence[int]):
+    def __init__(
+        self,
+        run: RunConfig,
+        sizes: Sequence[int],
+        inner_steps: Sequence[int],
+        momentum: float = 0.0,
+        four_bits: bool = False,
+    ):
         members = len(sizes)
+        self._momentum, self._velocity = momentum, dict[str, torch.Tensor]()
         super().__init__(run, True, True, sizes=list(sizes), order=list(range(members)))
+        if four_bits:
+            codec = GradientCodec(FourBits(run.sparse), self._buffers[0].codec.averages)
+            self._buffers = [GradientBuffer(buffer.layout, codec) for buffer in self._buffers]
         self._inner_steps, self._state = inner_steps, LockedState(self.shared)
         self._models = [Dalle(DalleConfig.from_run(run)) for _ in self.sizes]
         self.travelled = (0.0, 0.0)  # bytes for each parameter: a member's message, and the average
@@ -144,7 +161,13 @@ class LocalTraining(Training):
             yield losses, self.shared.digest
 
     def _step(self, average: GradientBuffer) -> None:
-        self._state.step(DecodedGradients(average))
+        """The outer step, with Nesterov's momentum where it has any."""
+        ways: Mapping[str, torch.Tensor] = DecodedGradients(average)
+        if self._momentum:
+            for name, way in ways.items():
+                self._velocity[name] = way + self._momentum * self._velocity.get(name, 0.0)
+            ways = {name: way + self._momentum * self._velocity[name] for name, way in ways.items()}
+        self._state.step(ways)
         for member in self._members:
             member.release()
 
@@ -195,7 +218,7 @@ def loss_of(training: Training, model: Dalle, examples: Batch) -> float:
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """One run: losses by samples, and the bytes that a member sends in a round for each parameter, which is `up`.
 
-    job: seed, samples, and for local steps inner_steps, optimizer and peak_lr.
+    job: seed, samples, and for local steps inner_steps, optimizer, peak_lr, momentum and four_bits.
     """
     torch.set_num_threads(1)
     warm_up()
@@ -203,7 +226,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     training: Training
     if inner_steps:
         run = local_run(seed, inner_steps, samples, job.get("optimizer", {}), job.get("peak_lr", PEAK_LR))
-        training = LocalTraining(run, *ways(inner_steps, INNER_BATCH)[job.get("way", "equal")])
+        way = ways(inner_steps, INNER_BATCH)[job.get("way", "equal")]
+        training = LocalTraining(run, *way, job.get("momentum", 0.0), job.get("four_bits", False))
     else:
         run = run_of(BATCH, seed)
         training = Training(run, *ARMS["swarm"], sizes=[BATCH // MEMBERS] * MEMBERS, order=list(range(MEMBERS)))
@@ -274,23 +298,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delayed", action="store_true", help="sparse steps beside rounds alone")
 
 
+def frontier_jobs(quick: bool) -> dict[str, dict[str, Any]]:
+    """The runs of the frontier by what each is."""
+    defaults = [(INNER_STEPS, 0), (SPARSE_STEPS, SPARSE)]
+    pairs = list(product((2, 5), (0, 64)) if quick else product(FRONTIER_STEPS, FRONTIER_KEPT))
+    middle = [pair for pair in pairs if pair[0] == FRONTIER_STEPS[1] and pair[1]]
+    ways = [
+        ("adamw", "", [*pairs, *defaults]),
+        ("muon", "", [*defaults, (INNER_STEPS, 128)]),
+        ("adamw", "four bits", [*middle, defaults[1]]),
+        ("adamw", "momentum", [*defaults, (pairs[-1][0], 0)]),
+    ]
+    jobs = {}
+    for inner, way, points in ways:
+        for number, kept in points:
+            optimizer = {"inner": inner, "sparse": kept, **({"outer_lr": MOMENTUM_LR} if way == "momentum" else {})}
+            job = {"seed": 0, "inner_steps": number, "optimizer": optimizer, "four_bits": way == "four bits"}
+            name = f"{inner}, {kept or 'all'}, H {number}{', ' if way else ''}{way}"
+            jobs[name] = {**job, "momentum": MOMENTUM if way == "momentum" else 0.0}
+    return jobs
+
+
 def frontier(pool: Executor, quick: bool) -> dict[str, Any]:
     """A row for each run: its bytes and where it ends."""
-    defaults, samples = [(INNER_STEPS, 0), (SPARSE_STEPS, SPARSE)], EVERY if quick else SAMPLES
-    pairs = list(product((2, 5), (0, 64)) if quick else product(FRONTIER_STEPS, FRONTIER_KEPT))
-    ways = [("adamw", *pair) for pair in dict.fromkeys([*pairs, *defaults])]
-    ways += [("muon", *pair) for pair in [*defaults, (INNER_STEPS, 128)]]
-    jobs = [
-        {"seed": 0, "samples": samples, "inner_steps": number, "optimizer": {"inner": inner, "sparse": kept}}
-        for inner, number, kept in ways
-    ]
-    rows: list[dict[str, Any]] = []
-    for (inner, number, kept), run in zip(ways, pool.map(train, jobs), strict=True):
-        own = {"run": f"{inner}, {kept or 'all'}, H {number}", "inner": inner, "kept": kept, "inner_steps": number}
-        loss = round(list(run["losses"].values())[-1], 4)
-        rows.append(
-            {**own, "rounds": run["rounds"], "up_bytes": round(run["rounds"] * run["up"], 3), "final_loss": loss}
-        )
+    jobs, samples, rows = frontier_jobs(quick), EVERY if quick else SAMPLES, list[dict[str, Any]]()
+    found = pool.map(train, [{**job, "samples": samples} for job in jobs.values()])
+    for (name, job), run in zip(jobs.items(), found, strict=True):
+        settings = job["optimizer"]
+        own = {"run": name, "inner": settings["inner"], "kept": settings["sparse"], "inner_steps": job["inner_steps"]}
+        own |= {key: job[key] for key in ("four_bits", "momentum")}
+        loss, rounds = round(list(run["losses"].values())[-1], 4), run["rounds"]
+        rows.append({**own, "rounds": rounds, "up_bytes": round(rounds * run["up"], 3), "final_loss": loss})
     for row in rows:
         row["best"] = not any(
             other["final_loss"] < row["final_loss"] and other["up_bytes"] <= row["up_bytes"] for other in rows
