@@ -20,7 +20,7 @@ from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.model_card import BEGIN, card
+from tt_cli.run.model_card import card
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.worker_process import Worker
 
@@ -178,7 +178,7 @@ def test_some_are_kept_and_what_is_not_its_own_stays(writer: HubStandin, tmp_pat
     assert steps == [1, 30, 32, 33, 34, 35, 36]
     assert {name: files[name].decode() for name in others} == others
     text = files["README.md"].decode()
-    assert "Hello from Ada." in text and text.count(BEGIN) == 1 and "| 36 |  | `step-00000036" in text
+    assert "Hello from Ada." in text and text.count("<!-- checkpoints -->") == 1 and "| 36 |  | `step-00000036" in text
 
 
 def test_another_run_s_repository_is_left_alone(writer: HubStandin, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The card of a run's repository: its list of checkpoints changes, and nothing else."""
+"""The card of a run's repository: its lists change, and nothing else."""
 
 from __future__ import annotations
 
 from tt_cli.run import load_run
-from tt_cli.run.model_card import BEGIN, END, card, with_checkpoints
+from tt_cli.run.model_card import MOST_NAMED, card, with_lists
 
 RUN = load_run("emoji").replaced({"checkpoints.repository": "acme/run"})
 
@@ -12,11 +12,23 @@ def test_only_the_list_between_the_marks_is_written_anew() -> None:
     first = card(RUN)
     assert "None is published yet." in first
     edited = first.replace("## Join", "Hello.\n\n## Join") + "\nMore words.\n"
-    later = with_checkpoints(edited, RUN, {1200: 4.25, 600: None})
+    later = with_lists(edited, RUN, {1200: 4.25, 600: None}, None)
     assert "| 1,200 | 4.2500 | `step-00001200.safetensors` |\n| 600 |  | `step-00000600.safetensors` |" in later
-    assert with_checkpoints(later, RUN, {}) == edited
+    assert with_lists(later, RUN, {}, ()) == edited
+
+
+def test_who_trained_is_named_in_text_that_means_nothing_else() -> None:
+    by = [("ada", 12_345), ("a|b`\n# c <img>", 7)]
+    named = with_lists(card(RUN), RUN, {}, by)
+    assert "by the names that they gave themselves" in named
+    assert "| `ada` | 12,345 |\n| `a\\|b  # c <img>` | 7 |\n<!-- end of contributors -->" in named
+    assert with_lists(named, RUN, {}, None) == named == card(RUN, {}, by)
+    closed = RUN.replaced({"membership.kind": "organisation", "membership.organisation": "acme"})
+    assert "Trained by members;" in card(closed, {}, by)
+    many = [(f"user {number}", 9) for number in range(MOST_NAMED + 3)]
+    assert card(RUN, {}, many).count("`user ") == MOST_NAMED and "| and 3 others |" in card(RUN, {}, many)
 
 
 def test_a_card_without_the_marks_stays() -> None:
-    for text in ("", "mine", f"mine {BEGIN}", f"mine {END}"):
-        assert with_checkpoints(text, RUN, {1: None}) == text
+    for text in ("", "mine", "mine <!-- checkpoints -->", "mine <!-- end of checkpoints -->"):
+        assert with_lists(text, RUN, {1: None}, [("ada", 1)]) == text

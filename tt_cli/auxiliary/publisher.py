@@ -29,7 +29,7 @@ from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.hub.repository import CARD, Repository, RepositoryChanged, commit, read_text
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step_in
-from tt_cli.run.model_card import card, with_checkpoints
+from tt_cli.run.model_card import card, with_lists
 from tt_cli.run.run_source import RUN_FILE, run_repository
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
@@ -289,10 +289,12 @@ class Publisher:
     def _card(self, repository: Repository, steps: set[int]) -> str | None:
         """The new text of the card, None where it stays."""
         losses = {step: self._loss(step) for step in steps}
+        rows = self._history(lambda _: self._reader.leaderboard())
+        by = None if rows is None else [(row["user"], row["samples"]) for row in rows if row["samples"]]
         if CARD not in repository.files:
-            return card(self._run, losses)
+            return card(self._run, losses, by or ())
         there = read_text(repository, CARD, self._action)
-        text = with_checkpoints(there, self._run, losses)
+        text = with_lists(there, self._run, losses, by)
         return text if text != there else None
 
     def _published(self, held: Path, head: Head, revision: str) -> None:

@@ -1,12 +1,12 @@
-"""The card of a run's repository on the Hub: what it is, how to join, how to draw, which checkpoints are there.
+"""The card of a run's repository on the Hub: what it is, how to join and to draw, which checkpoints are there, by whom.
 
-The list of checkpoints stands between two marks; the rest is written once, and its organiser may edit it there.
+The lists stand between marks; the rest is written once, and its organiser may edit it there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tt_cli.run.checkpoint_names import name_of
 from tt_cli.run.run_config import RunConfig
@@ -17,11 +17,13 @@ USES = {
     "dalle": ("draw", "text-to-image", "a red apple"),
     "causal_lm": ("write", "text-generation", "Once upon a time"),
 }
-BEGIN, END = "<!-- checkpoints -->", "<!-- end of checkpoints -->"
+MOST_NAMED = 200  # contributors
+Shares = Sequence[tuple[str, int]]
+"""(user, examples) of those who trained, most first."""
 
 
-def card(run: RunConfig, published: Mapping[int, float | None] | None = None) -> str:
-    """Markdown with the Hub's metadata. published: see `with_checkpoints`."""
+def card(run: RunConfig, published: Mapping[int, float | None] | None = None, by: Shares = ()) -> str:
+    """Markdown with the Hub's metadata. published, by: see `with_lists`."""
     name = run.checkpoints.repository or RUN_FILE
     does, pipeline, prompt = USES.get(run.kind, ("", "", ""))
     lines = ["---", "library_name: tt", *([f"pipeline_tag: {pipeline}"] if pipeline else [])]
@@ -47,27 +49,46 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None) ->
     }
     lines += [f"| {key} | {_cell(value)} |" for key, value in facts.items()]
     if run.checkpoints.repository:
-        lines += ["", "## Checkpoints", "", BEGIN, END]
-    return with_checkpoints("\n".join(lines) + "\n", run, published or {})
+        for mark in ("checkpoints", "contributors"):
+            lines += ["", f"## {mark.title()}", "", f"<!-- {mark} -->", f"<!-- end of {mark} -->"]
+    return with_lists("\n".join(lines) + "\n", run, published or {}, by)
 
 
-def with_checkpoints(text: str, run: RunConfig, published: Mapping[int, float | None]) -> str:
-    """A card with this list: step to loss, None where nobody wrote it down. A card without the marks stays as it is."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        return text
-    lines = ["None is published yet."]
-    if published:
-        lines = [
-            f"Each with the optimizer's state and the run file inside; of {run.schedule.total_steps:,} steps.",
-            "",
-            "| step | loss | file |",
-            "|---|---|---|",
-        ]
-        for step, loss in sorted(published.items(), reverse=True):
-            lines.append(f"| {step:,} | {'' if loss is None else f'{loss:.4f}'} | `{name_of(step)}` |")
-    return "\n".join([before + begin, *lines, end + after])
+def with_lists(text: str, run: RunConfig, published: Mapping[int, float | None], by: Shares | None) -> str:
+    """A card with these lists: step to loss, None where nobody wrote it down; and who trained, None as it says already.
+
+    A card without the marks of a list stays without it.
+    """
+    lists = {
+        "checkpoints": _checkpoints(run, published),
+        "contributors": None if by is None else _contributors(run, by),
+    }
+    for mark, lines in lists.items():
+        before, begin, rest = text.partition(f"<!-- {mark} -->")
+        _, end, after = rest.partition(f"<!-- end of {mark} -->")
+        if end and lines is not None:
+            text = "\n".join([before + begin, *lines, end + after])
+    return text
+
+
+def _checkpoints(run: RunConfig, published: Mapping[int, float | None]) -> list[str]:
+    if not published:
+        return ["None is published yet."]
+    lines = [f"Each with the optimizer's state and the run file inside; of {run.schedule.total_steps:,} steps.", ""]
+    lines += ["| step | loss | file |", "|---|---|---|"]
+    for step, loss in sorted(published.items(), reverse=True):
+        lines.append(f"| {step:,} | {'' if loss is None else f'{loss:.4f}'} | `{name_of(step)}` |")
+    return lines
+
+
+def _contributors(run: RunConfig, by: Shares) -> list[str]:
+    if not by:
+        return ["Nobody yet."]
+    whose = "members" if _closed(run) else "those who took part, by the names that they gave themselves"
+    lines = [f"Trained by {whose}; with how many examples each, as the auxiliary peers recorded it.", ""]
+    lines += ["| name | examples |", "|---|---|"]
+    lines += [f"| `{_cell(name.replace('`', ' '))}` | {examples:,} |" for name, examples in by[:MOST_NAMED]]
+    return lines + [f"| and {len(by) - MOST_NAMED:,} others | |"] * (len(by) > MOST_NAMED)
 
 
 def _closed(run: RunConfig) -> bool:
