@@ -18,13 +18,18 @@ from testbed.spawned import spawned
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
+from tt_cli.draw.writing import Writer
 from tt_cli.errors import TTError
 from tt_cli.organise.text_run import text_run
 from tt_cli.run import CausalLmRun, load_run
 from tt_cli.task import task_of
+from tt_cli.task.causal_lm_task import CausalLmTask
 from tt_cli.task.task import trained
 
 pytestmark = pytest.mark.slow
+TEMPLATE = """\
+{% for one in messages %}{{ one.role }}: {{ one.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 MODEL = ["--task", "causal-lm", "--model", BASE]
 PLAIN = """\
 import sys, torch
@@ -50,6 +55,16 @@ def changed(folder: str) -> tuple[int, list[list[float]]]:
     return sum(parameter.numel() for parameter in parameters.values()), logits
 
 
+def prompts(folder: str) -> list[str]:
+    """In the client's process: the prompt for what comes next in a conversation of one line, and in one of many."""
+    run = load_run(f"{folder}/tuned/run.toml")
+    writer, said = Writer(task_of(run).unfilled_model("meta"), CausalLmTask(run)), [{"role": "user", "content": "Hi"}]
+    first = writer.conversation(said)
+    assert len(said) == 1
+    many = [{"role": ("user", "assistant")[number % 2], "content": f"{number} " + 20 * "x"} for number in range(41)]
+    return [first, writer.conversation(many)]
+
+
 def refused(_: str) -> str:
     """In the client's process: the error with which a run that would go on from BASE is refused."""
     try:
@@ -71,7 +86,7 @@ def first_weights(digest: str) -> str:
 
 
 def test_from_init_to_what_peft_loads(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
-    hub.put("model", BASE, published_model(tmp_path / "base"))
+    hub.put("model", BASE, published_model(tmp_path / "base") | {"chat_template.jinja": TEMPLATE.encode()})
     (tmp_path / "train.txt").write_text("It is a truth universally acknowledged. " * 400)
     env = hub.environment(tmp_path)
     made = tt("init", "tuned", "--yes", *MODEL, "--lora", "--data", str(tmp_path), env=env)
@@ -87,7 +102,14 @@ def test_from_init_to_what_peft_loads(tt: Tt, hub: HubStandin, tmp_path: Path) -
 
     with spawned(env) as call:
         count, logits = call(changed, str(tmp_path)).result(240)
+        first, many = call(prompts, str(tmp_path)).result(240)
+    assert first == "user: Hi\nassistant: " and many.endswith("user: 40 xxxxxxxxxxxxxxxxxxxx\nassistant: ")
+    assert many.startswith("user: ") and "user: 0 " not in many, "the beginning has no place"
     assert count == 16 * 2 * (4 * 32 + 3 * (32 + 64) + 2 * (32 + 16))  # of rank 16, in two layers
+    flags = ("--chat", "--tokens", "3", "--seed", "5", "--json")
+    talk = tt("infer", "--run", "tuned/run.toml", "--checkpoint", "own", *flags, env=env, stdin="Hi\n\nAnd you?\n")
+    told = json.loads(talk.stdout)
+    assert [text["prompt"] for text in told["texts"]] == ["Hi", "And you?"] and told["step"] == 7
     converted = tt("convert", "own/step-00000007.safetensors", "model", "--to", "published", env=env)
     assert converted.stdout.startswith("Wrote adapters of 16,384 parameters"), converted.stderr
     files = {path.name for path in (tmp_path / "model").iterdir()}

@@ -50,6 +50,15 @@ def test_text_comes_in_pieces_and_a_seed_repeats_it() -> None:
     assert own.write(PROMPT, Sampling(), 3, 5, lambda piece: None)[1] <= 5
 
 
+def test_a_tokenizer_without_a_template_holds_no_conversation(
+    run_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["infer", "--run", run_file, "--chat", "Hi"]) == 2
+    assert "--chat: the tokenizer austen has no template for conversations" in capsys.readouterr().err
+    assert main(["infer", "--run", run_file, "--chat", "Hi", "--samples", "2"]) == 2
+    assert "--samples 2: a conversation has one answer to each line" in capsys.readouterr().err
+
+
 def test_cached_keys_and_values_change_nothing() -> None:
     """With top-k 1, text is the likeliest token after all before it, each time computed anew."""
     own = writer()

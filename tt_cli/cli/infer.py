@@ -20,7 +20,7 @@ from tt_cli.terminal.live_view import output_mode, write_line
 from tt_cli.terminal.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tt_cli.draw.weights_source import WeightsSource
     from tt_cli.model.sampling.code_choice import Sampling
@@ -34,6 +34,7 @@ tt infer sailboat --checkpoint ORGANISATION/REPOSITORY --revision v1
 tt infer sailboat --run emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt infer "a cat on a sofa" --run dalle --checkpoint published.pt --candidates 128 --keep 4 --top-k 256 --top-p 0.75
 tt infer --run words "It is a truth universally" --seed 7      a language model writes on
+tt infer --run tales/run.toml --chat         … or talks, where its tokenizer has a template for that
 tt infer --from prompts.txt --json           {"run", "step", "seed", …, "drawings": [{"prompt", "path", …}]}
 echo "red apple" | tt infer -"""
 CONVERT_EXAMPLES = """\
@@ -88,6 +89,9 @@ def infer(
     tokens: Annotated[
         int | None, how("N", "of a text, at most (default: as many as the model has places)", min=1)
     ] = None,
+    chat: Annotated[
+        bool, switch("--chat", "talk with a language model, a line each in turns", panel="How to draw")
+    ] = False,
     keep: Annotated[int | None, how("K", "save only the K that CLIP ranks best, best first", min=1)] = None,
     clip: Annotated[
         str | None,
@@ -122,7 +126,7 @@ def infer(
     json: Json = False,
 ) -> None:
     """Draw, rank, save, print the paths; of a language model, write."""
-    prompts = _prompts(prompt or [], file)
+    prompts = [] if chat and not prompt and file is None else _prompts(prompt or [], file)
     pictures = candidates or CANDIDATES
     if keep is not None and keep > pictures:
         raise UsageError(f"--keep {keep}: there are only {pictures} candidates; draw more with --candidates")
@@ -160,9 +164,12 @@ def infer(
                     f"--{flag}: has no meaning for text, and {source.run.run.name} is a language model's run"
                 )
         usual = sampling_of(TEXT_TEMPERATURE, TEXT_TOP_P)
-        return _write(source, device, prompts, usual, (candidates or 1, tokens, seed), json)
-    if tokens is not None:
-        raise UsageError(f"--tokens: has no meaning for pictures, and {source.run.run.name} draws")
+        if chat and (candidates or 1) > 1:
+            raise UsageError(f"--samples {candidates}: a conversation has one answer to each line")
+        return _write(source, device, prompts or _typed(), usual, (candidates or 1, tokens, seed), json, chat)
+    for flag, given in {"tokens": tokens, "chat": chat or None}.items():
+        if given is not None:
+            raise UsageError(f"--{flag}: has no meaning for pictures, and {source.run.run.name} draws")
     models = load_models(source, device)
     ranker = None
     if keep is not None or clip is not None:  # loaded before anything is drawn in vain
@@ -214,12 +221,16 @@ def infer(
 def _write(
     source: WeightsSource,
     device: str,
-    prompts: list[str],
+    prompts: Iterable[str],
     sampling: Sampling,
     how: tuple[int, int | None, int],
     json: bool,
+    chat: bool,
 ) -> None:
-    """Write on from each prompt, and print it as it comes. how: texts for each, most tokens, the first one's seed."""
+    """Write on from each prompt, and print it as it comes. how: texts for each, most tokens, the first one's seed.
+
+    chat: prompts are one side of a conversation.
+    """
     from tt_cli.draw.writing import Writer
 
     def show(piece: str) -> None:
@@ -228,12 +239,16 @@ def _write(
 
     writer, (each, most, seed) = Writer.of(source, device), how
     texts, written, started = list[dict[str, Any]](), 0, time.monotonic()
-    for prompt in prompts:
+    said = list[dict[str, str]]()
+    for number, prompt in enumerate(prompts):
+        said.append({"role": "user", "content": prompt})
         for index in range(each):
-            show(f"\n{prompt}")
-            text, tokens = writer.write(prompt, sampling, seed + index, most, show)
+            show("" if chat else f"\n{prompt}")
+            begin = writer.conversation(said) if chat else prompt
+            text, tokens = writer.write(begin, sampling, seed + index + number * chat, most, show)
             show("\n")
             written += tokens
+            said.append({"role": "assistant", "content": text})
             texts.append({"prompt": prompt, "index": index, "text": text})
     seconds = time.monotonic() - started
     rate = written / max(seconds, 1e-3)
@@ -280,6 +295,17 @@ def _prompts(given: list[str], file: str | None) -> list[str]:
     if not prompts:
         raise UsageError('no prompt; say what to draw, such as tt infer "a red apple"')
     return list(dict.fromkeys(prompts))
+
+
+def _typed() -> Iterator[str]:
+    """Lines as they are typed, until there are no more."""
+    while True:
+        if sys.stdin.isatty():
+            print("\n> ", end="", flush=True)
+        if not (line := sys.stdin.readline()):
+            return
+        if line := line.strip():
+            yield line
 
 
 def _lines_of(place: str) -> list[str]:

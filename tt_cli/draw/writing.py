@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,8 @@ import torch
 from tt_cli.data.text.token_stream import held_out_ids, token_ids
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.draw.weights_source import WeightsSource, torch_device
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, first_line
+from tt_cli.hub.hub_files import hub_errors
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.task.causal_lm_task import CausalLmTask
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tt_cli.data.text.token_stream import TextTokenizer
 
 SCORED_AT_ONCE = 16
+SAID_SHARE = 0.75  # of a model's places for what was said; the rest is for the answer
 BEGINNINGS, BEGINNING = 3, 16  # of documents that were held out, and tokens of each
 
 
@@ -74,6 +77,34 @@ class Writer:
         beginnings = tuple(tokenizer.backend.decode(ids).rpartition(" ")[0] for ids in some)  # of whole words
         perplexity = math.exp(sum(losses) / len(examples))
         return HeldOutScore(perplexity, trigram, examples.numel() - len(examples), beginnings)
+
+    def conversation(self, said: list[dict[str, str]]) -> str:
+        """The prompt for what comes next in a conversation, by the template of the run's tokenizer.
+
+        said: {"role": "user" or "assistant", "content"}; its beginning is taken out when it has no place any more.
+        Raises UsageError where there is no template, or none for this.
+        """
+        talker, tokenizer = self._talker, self.task.tokenizer
+        if talker.chat_template is None:
+            raise UsageError(f"--chat: the tokenizer {self.task.run.tokenizer.name} has no template for conversations")
+        while True:
+            try:
+                prompt = str(talker.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+            except Exception as error:  # templates are anybody's
+                raise UsageError(f"--chat: the template refuses this conversation ({first_line(error)})") from error
+            if len(said) < 3 or len(tokenizer.document(prompt)) <= SAID_SHARE * self.task.run.model.length:
+                return prompt
+            del said[:2]
+
+    @cached_property
+    def _talker(self) -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        part = self.task.run.tokenizer
+        if part.source == "builtin":
+            return PreTrainedTokenizerFast(tokenizer_object=self.task.tokenizer.backend)
+        with hub_errors(f"cannot read the tokenizer {part.name}"):
+            return PreTrainedTokenizerFast.from_pretrained(part.name, revision=part.revision)
 
     def write(
         self, prompt: str, sampling: Sampling, seed: int, tokens: int | None, on_text: Callable[[str], None]
