@@ -3,7 +3,9 @@
 Ours is what a peer computes of a micro-batch, peer/trainer.py's `MicroStep` up to its gradients, on examples that the
 run's own stream cuts and shuffles; the plain loop calls the model with labels and goes backward. They take turns, a
 few micro-batches each. `lm_step_ratio` is the ratio of medians of tokens a second, `logits_worst_difference` that of a
-plain model that was saved and loaded again with our weights. `gpt2` has the same of a GPT-2 of about that size.
+plain model that was saved and loaded again with our weights. `again_step_ratio` is the speed where layers are computed
+again for the backward pass, over ours where all is kept, and `again_bytes_ratio` what is kept then, by the account.
+`gpt2` has the same of a GPT-2 of about that size.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tt_cli.task import task_of
 
 QUICK = "the demo's model, few turns"
 SIZE = 8  # examples
+ALL = 2**60  # bytes of activations to keep
 
 
 class Alone(MicroStep):
@@ -88,7 +91,20 @@ def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
 
         return turn
 
-    sides = {"ours": timed(step.compute), "plain": timed(lambda batch: plain(theirs, batch, autocast))}
+    def computes(budget: int) -> Callable[[], float]:
+        turn = timed(step.compute)
+
+        def side() -> float:
+            task.keep(ours, budget)
+            return turn()
+
+        return side
+
+    def kept(budget: int) -> int:
+        need = task.need(device.kind, itemsize=device.itemsize, micro_batch=SIZE, budget=budget)
+        return next(item.bytes for item in need.items if item.what == "activations kept")
+
+    sides = {"ours": computes(ALL), "plain": timed(lambda batch: plain(theirs, batch, autocast)), "again": computes(0)}
     speeds = {name: statistics.median(found) for name, found in in_turns(sides, turns).items()}
     ids = next(batches).tensors["ids"][:2, :-1]
     with torch.no_grad():
@@ -96,6 +112,8 @@ def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
         difference = (own(input_ids=ids).logits - theirs.eval()(input_ids=ids).logits).abs().max()
     return {
         "lm_step_ratio": round(speeds["ours"] / speeds["plain"], 3),
+        "again_step_ratio": round(speeds["again"] / speeds["ours"], 3),
+        "again_bytes_ratio": round(kept(0) / kept(ALL), 3),
         "lm_tokens_per_s": round(speeds["ours"]),
         "plain_tokens_per_s": round(speeds["plain"]),
         "logits_worst_difference": float(difference),

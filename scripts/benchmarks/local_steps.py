@@ -21,9 +21,9 @@
 - bits_differing: of members in 100 outer rounds, dense ones and sparse ones, one of which accepts no connections, one
   is killed and returns, and one comes later; the product's rounds, local steps and hand-over on a virtual network.
 - --frontier: a run for each number of inner steps and of elements kept, and the defaults of `dense` and `sparse`; some
-  of them with Muon inside too, some in four bits an element (baselines/four_bits.py), some with outer momentum as DiLoCo has it
-  (Nesterov's 0.9, outer rate 0.7); these two are the bench's own. 0 keeps all. best: no other one has a lower loss with
-  no more bytes.
+  of them with Muon inside too, some in four bits an element (baselines/four_bits.py), some with outer momentum as
+  DiLoCo has it (Nesterov's 0.9, outer rate 0.7); these two are the bench's own. 0 keeps all. best: no other one has a
+  lower loss with no more bytes.
 
 Two processes of one thread each.
 
@@ -56,8 +56,8 @@ from typing import Any
 
 import torch
 
-from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of
 from scripts.benchmarks.baselines.four_bits import FourBits
+from scripts.benchmarks.convergence import ARMS, BUDGET, Training, run_of
 from scripts.benchmarks.harness import printed_by
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream

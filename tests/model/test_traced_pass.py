@@ -26,34 +26,40 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+KEPT = 2**40  # bytes: all activations
+
+
 def longer(**changes: Any) -> CausalLmRun:
     return tiny_words(**changes).replaced({"model.length": 64})
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (2, 1), (2, 4)])
-def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("itemsize", "size", "budget"), [(4, 1, KEPT), (2, 1, KEPT), (2, 4, KEPT), (4, 1, 0), (2, 4, 0)]
+)
+def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int, budget: int) -> None:
     task = task_of(longer(**MODELS[name]))
-    check_account(task, task.new_model(), itemsize, size)
+    check_account(task, task.new_model(), itemsize, size, budget)
 
 
-@pytest.mark.parametrize(("itemsize", "size"), [(4, 1), (2, 4)])
-def test_so_it_is_with_adapters_beside_weights_that_stay(itemsize: int, size: int) -> None:
+@pytest.mark.parametrize(("itemsize", "size", "budget"), [(4, 1, KEPT), (2, 4, KEPT), (2, 4, 0)])
+def test_so_it_is_with_adapters_beside_weights_that_stay(itemsize: int, size: int, budget: int) -> None:
     parts = {"pretrained": {"name": "acme/base", "digest": "0" * 64}, "lora": {"rank": 8}}
     run = longer(**MODELS["wide, tied embeddings"]).replaced(parts)
     assert run.lora is not None and run.pretrained is not None
     task, base = task_of(run), causal_lm(run.model.config, 0)
     numbers = sum(parameter.numel() for parameter in base.parameters())
     model = adapted(base, run.lora, run.pretrained, 0)
-    check_account(task, model, itemsize, size)
+    check_account(task, model, itemsize, size, budget)
     need = {item.what: item.bytes for item in task.need("cpu").items}
     assert need["weights that stay"] == 4 * numbers > 4 * need["gradients"]
     assert need["gradients"] == 4 * task.sizes()["parameters"] == 4 * sum(p.numel() for p in trained(model).values())
 
 
-def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: int) -> None:
+def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: int, budget: int) -> None:
     """Compare what a pass of so many examples allocates with what the task says that it does."""
     batch = Batch({"ids": torch.randint(512, (size, 65))})
+    task.keep(model, budget)
 
     def passes() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=itemsize == 2):
@@ -63,7 +69,7 @@ def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: 
     passes()
     for parameter in model.parameters():
         parameter.grad = None
-    need = task.need("cpu", itemsize=itemsize, micro_batch=size)
+    need = task.need("cpu", itemsize=itemsize, micro_batch=size, budget=budget)
     ours = sum(item.bytes for item in need.items if item.what in ("gradients", "activations kept"))
     assert ours == pytest.approx(allocated(passes), rel=0.05)
 
@@ -72,7 +78,7 @@ def test_with_many_examples_memory_grows_evenly() -> None:
     task = task_of(longer())
 
     def kept(size: int) -> int:
-        need = task.need("cpu", micro_batch=size)
+        need = task.need("cpu", micro_batch=size, budget=KEPT)
         return next(item.bytes for item in need.items if item.what == "activations kept")
 
     three, four, seventy = (kept(size) for size in (3, 4, 70))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_need_grows_evenly_and_less_in_half_precision() -> None:
     task = task_of(RUN)
 
     def kept(micro_batch: int, itemsize: int = 4) -> int:
-        need: Need = task.need("cpu", itemsize=itemsize, micro_batch=micro_batch)
+        need: Need = task.need("cpu", itemsize=itemsize, micro_batch=micro_batch, budget=2**40)
         return next(item.bytes for item in need.items if item.what == "activations kept")
 
     one, two, nine = (kept(size) for size in (1, 2, 9))
@@ -63,6 +64,26 @@ def test_need_grows_evenly_and_less_in_half_precision() -> None:
     assert numbers == sum(parameter.numel() for parameter in task.new_model().parameters())
     products = sum(p.numel() for p in task.new_model().parameters() if p.dim() == 2)
     assert task.flops() > 6 * products * RUN.model.length  # and attention's
+
+
+def test_layers_are_computed_again_where_activations_do_not_fit_and_gradients_are_the_same() -> None:
+    task = task_of(RUN)
+    model, whole = task.new_model(), task.need("cpu", micro_batch=4, budget=2**40)
+    budget = next(item.bytes for item in whole.items if item.what == "activations kept")
+    assert task.need("cpu", micro_batch=4, budget=budget) == replace(whole, budget=budget)
+    assert task.need("cpu", micro_batch=4, budget=budget - 1).host < whole.host
+    gradients = []
+    batch = next(task.examples(0).batches(4))
+    for less, again in ((0, False), (1, True), (0, False)):
+        task.keep(model, budget - less)
+        task.losses(model, batch)[0].backward()
+        assert model.is_activation_checkpointing is again
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad(set_to_none=True)
+    for found in zip(*gradients, strict=True):
+        assert all(torch.equal(found[0], other) for other in found[1:])
+    task.losses(model, batch[:2])[0].backward()
+    assert not model.is_activation_checkpointing, "fewer examples fit"
 
 
 def test_the_model_must_have_places_and_embeddings_for_its_tokens() -> None:

@@ -33,7 +33,7 @@ class OfRun:
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as its file says: leave the optimizer out")
         for flag, given in (
-            ("--checkpointing", question.layers == "checkpointed"),
+            ("--checkpointing", question.layers == "checkpointed" and isinstance(run, DalleRun)),
             ("--share", question.share is not None and not isinstance(run, DalleRun)),
             ("--untied", question.untied and not isinstance(run, DalleRun)),
             ("--reversible", question.layers == "reversible" and not isinstance(run, DalleRun)),
@@ -58,7 +58,7 @@ class OfRun:
             if local
             else "8-bit LAMB in the host's memory: what every peer of a run does",
             "activations": "none kept beyond the least: a peer keeps more where there is room"
-            if account(run).reversible
+            if account(run).recomputes
             else "all kept: the model is not reversible",
         }
         if local:
@@ -121,12 +121,13 @@ class OfRun:
 
     def described(self) -> dict[str, Any]:
         model, local = self.run.model_dump().get("model", {}), self.run.optimizer.name == "local"
+        account = self.account(self.run)
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",
             "optimizer": f"{self.run.optimizer.inner}, local steps" if self.run.optimizer.name == "local" else "lamb",
             "state_bits": 32 if local and self.kind == "cpu" else 8,
             "offload": not local,
-            "layers": "reversible" if self.account(self.run).reversible else "kept",
+            "layers": "reversible" if account.reversible else "checkpointed" if account.recomputes else "kept",
             "shared_groups": model.get("shared_layer_groups"),
             "tied_embeddings": model.get("tied_embeddings"),
             "attention": "structured" if isinstance(self.run, DalleRun) else "fused",

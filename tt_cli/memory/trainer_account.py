@@ -91,6 +91,11 @@ class TaskAccount(Protocol):
         """True for a model that scales its gradients to fp16's range and keeps as many activations as `keep` says."""
         return False
 
+    @property
+    def recomputes(self) -> bool:
+        """True for a model that computes again for the backward pass what `keep` does not let it keep."""
+        return self.reversible
+
     @abstractmethod
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         """The memory of a training peer at its worst moment. itemsize: bytes of products. budget: as in `keep`."""

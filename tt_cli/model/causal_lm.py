@@ -118,6 +118,13 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
+def checkpoint_layers(model: Any, on: bool) -> None:
+    """Have each layer computed again for the backward pass, instead of kept; a model that cannot do so keeps them."""
+    on = on and model.supports_gradient_checkpointing
+    if model.is_activation_checkpointing != on:
+        (model.activation_checkpointing_enable if on else model.activation_checkpointing_disable)()
+
+
 def width(configuration: str) -> int:
     """Columns of the model's stream."""
     return int(_config(json.loads(configuration)).hidden_size)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +32,14 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    model, tensors = _without_content(make, mode := FakeTensorMode())
-    with mode, _HeldBytes(tensors) as held:
-        with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
-            value = loss(model)
-        value.backward()
-    return held.most
+    def trace() -> int:
+        computed, tensors = _without_content(make, loss, mode := FakeTensorMode())
+        with mode, _HeldBytes(tensors) as held:
+            computed(torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4))
+        return held.most
+
+    with ThreadPoolExecutor(1) as aside:  # who asks may be in autocast, which holds casts until its outermost end
+        return aside.submit(trace).result()
 
 
 def traced_flops(make: Make, loss: Loss) -> int:
@@ -44,22 +48,35 @@ def traced_flops(make: Make, loss: Loss) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, _ = _without_content(make, mode := FakeTensorMode())
+    computed, _ = _without_content(make, loss, mode := FakeTensorMode())
     with mode, FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        loss(model).backward()
+        computed(nullcontext())
     return int(counter.get_total_flops())
 
 
-def _without_content(make: Make, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
-    """The model, made on "meta", which all makers of models know of, called with tensors as if they were in memory."""
+class _Pass(nn.Module):
+    """A forward pass in a precision, and the backward pass, in which layers may be computed again."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, precision: AbstractContextManager[Any]) -> None:
+        with precision:
+            value = self._loss(self.model)
+        value.backward()
+
+
+def _without_content(make: Make, loss: Loss, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
+    """A pass of the model, made on "meta", which all makers of models know of; its tensors are as if in memory."""
     with torch.device("meta"):
-        model = make()
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        whole = _Pass(make(), loss)
+    own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     with mode:
         tensors: dict[str, Tensor] = {
             name: nn.Parameter(torch.empty(t.shape, dtype=t.dtype), t.requires_grad) for name, t in own.items()
         }
-    return (lambda *given, **named: functional_call(model, tensors, given, named)), tensors
+    return (lambda precision: functional_call(whole, tensors, (precision,))), tensors
 
 
 class _HeldBytes(TorchDispatchMode):

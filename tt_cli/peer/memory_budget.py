@@ -22,7 +22,8 @@ from tt_cli.task.task import Task
 
 HEADROOM = {"host": 0.2, "device": 0.1}  # of what is free: left to desktops and other programs
 PLANNED = 0.9  # of --memory; the rest is for what no account foresees
-ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest of the peer, for activations to keep
+# Of what is left beside the rest of the peer, for activations to keep: those of some layers, or all of a pass or none.
+ACTIVATION_SHARE, WHOLE_SHARE = {"cpu": 0.4, "cuda": 0.5}, {"cpu": 0.8, "cuda": 1.0}
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,11 @@ def refusal(task: Task[Any], need: Need, room: Room) -> TTError:
 
 
 def choose_activation_budget(task: Task[Any], device: Device, room: Room, emit: Emit) -> int:
-    """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
+    """Bytes of activations that a model may keep for its backward pass; the more, the less it computes again."""
     least = task.need(device.kind, itemsize=device.itemsize)
     rest = max(0, room.usual - room.taken_by(least))
-    share = ACTIVATION_SHARE[device.kind]
-    reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; others are computed again"
+    share = (ACTIVATION_SHARE if task.reversible else WHOLE_SHARE)[device.kind]
+    reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; what does not fit is computed again"
     emit(Choice("activations", shown(share * rest), reason))
     return int(share * rest)
 

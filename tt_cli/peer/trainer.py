@@ -109,7 +109,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         device = choose_device(opts.device, task, emit)
         room = check_room(task, device, opts.batch_size, opts.memory, opts.gpu_memory)
         model.to(device.torch_device)
-        budget = choose_activation_budget(task, device, room, emit) if task.reversible else 0
+        budget = choose_activation_budget(task, device, room, emit) if task.recomputes else 0
         task.keep(model, budget)
         _allow_compiling(task.sizes()["effective"], device, emit)
         step = parts.micro_step(task, model, device, collaboration, shared, local)

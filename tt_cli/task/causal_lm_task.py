@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ Parts = tuple[LanguageModelPart, PretrainedPart | None, LoraPart | None]
 class CausalLmTask(Task["nn.Module"]):
     """The training task of a language model's run. Sizes and need are torch's and transformers' own answers."""
 
+    recomputes = True
+    _budget: float = math.inf
+
     def __init__(self, run: RunConfig) -> None:
         self.run: CausalLmRun = CausalLmRun.of(run)
 
@@ -51,6 +55,9 @@ class CausalLmTask(Task["nn.Module"]):
     def prepare(self) -> None:
         self.tokenizer  # noqa: B018
 
+    def keep(self, model: nn.Module, budget: int) -> None:
+        self._budget = budget
+
     def model(self, seed: int | None) -> nn.Module:
         return _made(self._parts, seed)
 
@@ -69,16 +76,22 @@ class CausalLmTask(Task["nn.Module"]):
         return held_out(self.run, self.tokenizer, most, size)
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
-        from tt_cli.model.causal_lm import next_token_loss
+        import torch
 
-        loss = next_token_loss(model, batch.tensors["ids"])
+        from tt_cli.model.causal_lm import checkpoint_layers, next_token_loss
+
+        ids = batch.tensors["ids"]
+        if torch.is_grad_enabled() and self._budget < math.inf:
+            itemsize = 2 if torch.is_autocast_enabled(ids.device.type) else 4
+            checkpoint_layers(model, self._activations(itemsize, len(ids), self._budget)[1])
+        loss = next_token_loss(model, ids)
         return loss, {"perplexity": loss.detach().exp()}
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         model = self.unfilled_model("meta")
         sizes, matrices = ([p.numel() for p in trained(model).values() if p.dim() >= least] for least in (1, 2))
-        kept = Activations(_pass_bytes(self._parts, itemsize, micro_batch) - 4 * sum(sizes), 0, 0)
-        items = peer_items(self.run, kind, sizes, matrices, kept)
+        kept, _ = self._activations(itemsize, micro_batch, budget)
+        items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))
         if frozen := sum(p.numel() for p in model.parameters() if not p.requires_grad):
             items = (*items, MemoryComponent("weights that stay", 4 * frozen, place_of(kind)))
         return Need(items, micro_batch, budget)
@@ -86,12 +99,27 @@ class CausalLmTask(Task["nn.Module"]):
     def flops(self) -> int:
         return _flops(self._parts)
 
+    def _activations(self, itemsize: int, micro_batch: int, budget: float) -> tuple[int, bool]:
+        """Bytes beside gradients at the worst moment of a pass, and whether layers are computed again in it.
+
+        They are where more than `budget` would have to be kept otherwise.
+        """
+        for again in (False, True):
+            kept = _pass_bytes(self._parts, itemsize, micro_batch, again) - self._gradient_bytes
+            if kept <= budget:
+                break
+        return kept, again
+
+    @cached_property
+    def _gradient_bytes(self) -> int:
+        return 4 * sum(self.tensor_sizes())
+
     @property
     def _parts(self) -> Parts:
         return self.run.model, self.run.pretrained, self.run.lora
 
 
-_FEW, _MANY = 2, 64  # examples
+_FEW, _MANY = 8, 64  # examples
 _FILES = re.compile(r"model[\w.-]*\.safetensors(\.index\.json)?")  # of weights that transformers writes
 
 
@@ -124,41 +152,42 @@ def _made(parts: Parts, seed: int | None) -> nn.Module:
     return model if source is None or lora is None else adapted(model, lora, source, seed)
 
 
-def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int) -> int:
-    """Activations and gradients at the worst moment of a pass.
+def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> int:
+    """Activations and gradients at the worst moment of a pass. again: layers are computed again for the backward pass.
 
-    With many examples that is the head, and it grows evenly; with few the end, when all gradients are there.
+    With many examples that is the head, and it grows evenly; with few it may be the end, when all gradients are there.
     """
-    few = _bytes(parts, itemsize, min(micro_batch, _FEW))
+    few = _bytes(parts, itemsize, min(micro_batch, _FEW), again)
     if micro_batch <= _FEW:
         return few
-    many, twice = (_bytes(parts, itemsize, count) for count in (_MANY, 2 * _MANY))
+    many, twice = (_bytes(parts, itemsize, count, again) for count in (_MANY, 2 * _MANY))
     return max(few, many + (twice - many) * (micro_batch - _MANY) // _MANY)
 
 
 @cache
-def _bytes(parts: Parts, itemsize: int, count: int) -> int:
+def _bytes(parts: Parts, itemsize: int, count: int, again: bool) -> int:
     from tt_cli.model.traced_pass import traced_bytes
 
-    return traced_bytes(*_pass_of(parts, count), itemsize)
+    return traced_bytes(*_pass_of(parts, count, again), itemsize)
 
 
 @cache
 def _flops(parts: Parts) -> int:
     from tt_cli.model.traced_pass import traced_flops
 
-    return traced_flops(*_pass_of(parts, 1))
+    return traced_flops(*_pass_of(parts, 1, False))
 
 
-def _pass_of(parts: Parts, count: int) -> tuple[Make, Loss]:
-    """The model, and its loss for a batch of so many examples."""
+def _pass_of(parts: Parts, count: int, again: bool) -> tuple[Make, Loss]:
+    """The model, and its loss for a batch of so many examples. again: layers are computed again."""
     from unittest.mock import patch
 
     import torch
 
-    from tt_cli.model.causal_lm import next_token_loss
+    from tt_cli.model.causal_lm import checkpoint_layers, next_token_loss
 
     def loss(model: nn.Module) -> torch.Tensor:
+        checkpoint_layers(model, again)
         # Without a look at the values of positions, which are not there, transformers would take them for those of
         # several documents in a row, and attend with masks that training does without.
         with patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None, create=True):

@@ -53,7 +53,7 @@ class Task(TaskAccount, Protocol[Model]):
         """Columns of its usual products: a CPU's precision is chosen by them, and rates of local steps."""
 
     def keep(self, model: Model, budget: int) -> None:
-        """Let a reversible model keep so many bytes of activations for its backward pass."""
+        """Let a model that `recomputes` keep so many bytes of activations for its backward pass."""
         return None
 
     def prepare(self) -> None:
