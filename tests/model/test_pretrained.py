@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.causal_lm import adapted, canonical, causal_lm, next_token_loss, pretrained
 from tt_cli.run.text_parts import LoraPart, PretrainedPart
+from tt_cli.task.task import narrow, trained
 
 SOURCE = PretrainedPart(name="acme/base", revision="abc", digest="0" * 64)
 IDS = torch.randint(0, 64, (3, 17), generator=torch.Generator().manual_seed(0))
@@ -61,6 +62,22 @@ def test_adapters_begin_as_the_model_does_and_alone_are_trained(name: str) -> No
     with_gradients = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradients == {name for name, _ in model.named_parameters() if ".lora_" in name}
     assert len(with_gradients) == 2 * 2 * (4 if name == "gpt2" else 7)  # of two layers
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_that_stay_take_half_the_room_with_the_same_gradients(name: str) -> None:
+    gradients, held = [], []
+    for dtype in (None, torch.bfloat16):
+        model = with_adapters(name)
+        narrow(model, dtype)
+        held.append(sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad))
+        torch.manual_seed(0)  # for dropout
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = next_token_loss(model, IDS)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in trained(model).values()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert held[1] < 0.8 * held[0]  # embeddings and norms are whole
 
 
 def test_their_first_weights_follow_from_the_seed_and_vary_as_pefts() -> None:

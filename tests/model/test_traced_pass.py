@@ -15,7 +15,7 @@ from tt_cli.model.causal_lm import adapted, causal_lm
 from tt_cli.model.traced_pass import traced_flops
 from tt_cli.run import CausalLmRun
 from tt_cli.task import task_of
-from tt_cli.task.task import Task, trained
+from tt_cli.task.task import Task, narrow, trained
 
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512, "n_positions": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -53,6 +53,11 @@ def test_so_it_is_with_adapters_beside_weights_that_stay(itemsize: int, size: in
     check_account(task, model, itemsize, size, budget)
     need = {item.what: item.bytes for item in task.need("cpu").items}
     assert need["weights that stay"] == 4 * numbers > 4 * need["gradients"]
+    narrowed = {item.what: item.bytes for item in task.need("cpu", itemsize=2).items}["weights that stay"]
+    assert sum(parameter.nbytes for parameter in model.parameters()) == 4 * task.sizes()["parameters"] + (
+        narrowed if itemsize == 2 else 4 * numbers
+    )
+    assert 2 * numbers < narrowed < 4 * numbers  # most of this one's are embeddings
     assert need["gradients"] == 4 * task.sizes()["parameters"] == 4 * sum(p.numel() for p in trained(model).values())
 
 
@@ -60,6 +65,7 @@ def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: 
     """Compare what a pass of so many examples allocates with what the task says that it does."""
     batch = Batch({"ids": torch.randint(512, (size, 65))})
     task.keep(model, budget)
+    narrow(model, torch.bfloat16 if itemsize == 2 else None)
 
     def passes() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=itemsize == 2):

@@ -27,7 +27,7 @@ from tt_cli.organise.recipe import HOME
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
-from tt_cli.task.task import Task, trained
+from tt_cli.task.task import Task, narrow, trained
 
 if TYPE_CHECKING:
     from tt_cli.data.examples import Batch
@@ -199,6 +199,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     check_room(task, device, None, None)
     model = task.new_model()
     on_cpu = {name: parameter.detach() for name, parameter in trained(model).items()}
+    narrow(model, device.autocast)
     model.to(device.torch_device)
 
     def loss() -> torch.Tensor:

@@ -44,7 +44,7 @@ from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
-from tt_cli.task.task import Examples, Task, trained
+from tt_cli.task.task import Examples, Task, narrow, trained
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -108,6 +108,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         keep_freed_memory()
         device = choose_device(opts.device, task, emit)
         room = check_room(task, device, opts.batch_size, opts.memory, opts.gpu_memory)
+        narrow(model, device.autocast)
         model.to(device.torch_device)
         budget = choose_activation_budget(task, device, room, emit) if task.recomputes else 0
         task.keep(model, budget)

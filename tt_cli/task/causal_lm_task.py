@@ -14,7 +14,7 @@ from tt_cli.memory.activations import Activations
 from tt_cli.memory.trainer_account import MemoryComponent, peer_items, place_of
 from tt_cli.run import CausalLmRun, RunConfig
 from tt_cli.run.text_parts import LanguageModelPart, LoraPart, PretrainedPart
-from tt_cli.task.task import Losses, Task, trained
+from tt_cli.task.task import Losses, Task, narrow, trained
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,12 +88,12 @@ class CausalLmTask(Task["nn.Module"]):
         return loss, {"perplexity": loss.detach().exp()}
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        model = self.unfilled_model("meta")
+        model = _narrowed(self.unfilled_model("meta"), itemsize)
         sizes, matrices = ([p.numel() for p in trained(model).values() if p.dim() >= least] for least in (1, 2))
         kept, _ = self._activations(itemsize, micro_batch, budget)
         items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))
-        if frozen := sum(p.numel() for p in model.parameters() if not p.requires_grad):
-            items = (*items, MemoryComponent("weights that stay", 4 * frozen, place_of(kind)))
+        if frozen := sum(p.nbytes for p in model.parameters() if not p.requires_grad):
+            items = (*items, MemoryComponent("weights that stay", frozen, place_of(kind)))
         return Need(items, micro_batch, budget)
 
     def flops(self) -> int:
@@ -168,7 +168,15 @@ def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> i
 def _bytes(parts: Parts, itemsize: int, count: int, again: bool) -> int:
     from tt_cli.model.traced_pass import traced_bytes
 
-    return traced_bytes(*_pass_of(parts, count, again), itemsize)
+    make, loss = _pass_of(parts, count, again)
+    return traced_bytes(lambda: _narrowed(make(), itemsize), loss, itemsize)
+
+
+def _narrowed(model: nn.Module, itemsize: int) -> nn.Module:
+    import torch
+
+    narrow(model, torch.bfloat16 if itemsize == 2 else None)
+    return model
 
 
 @cache
