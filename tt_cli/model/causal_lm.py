@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax, nll_loss
 
 from tt_cli.errors import TTError, UsageError
 
@@ -37,6 +37,7 @@ _BESIDE = {
     "use_cache",
 }  # fmt: skip
 _SETTINGS: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32, "trust_remote_code": False}
+_PIECES = 16  # of logits: what is in float32 grows with the examples, as all else does
 _REFUSED = ("auto_map", "quantization_config")  # code of others, and weights that are not trained
 
 
@@ -115,7 +116,35 @@ def adapted(model: nn.Module, lora: LoraPart, source: PretrainedPart, seed: int 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean cross-entropy in nats of each token after the first, of ids (b, n) int64; softmax in float32."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    return cast(Tensor, _CrossEntropy.apply(logits.flatten(0, 1), ids[:, 1:].flatten()))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy that holds two tensors of the logits' size, these and their gradient, in their dtype.
+
+    The usual one holds logits, float32 copies of them and of their logarithms, and two gradients: with the vocabularies
+    of today most of a pass. Here a piece at a time is in float32, and the gradient is made on the way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        """Logits (n, ids) and targets (n,)."""
+        total, gradient = logits.new_zeros((), dtype=torch.float32), torch.empty_like(logits)
+        rows = -(-len(targets) // _PIECES)
+        for piece, target, out in zip(logits.split(rows), targets.split(rows), gradient.split(rows), strict=True):
+            logarithms = log_softmax(piece.float(), dim=1)
+            total += nll_loss(logarithms, target, reduction="sum")
+            if ctx.needs_input_grad[0]:
+                shares = logarithms.exp_()
+                shares[torch.arange(len(target), device=target.device), target] -= 1
+                out.copy_(shares.div_(len(targets)))
+        ctx.save_for_backward(gradient)
+        return total / len(targets)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0].to(gradient.dtype), None
 
 
 def checkpoint_layers(model: Any, on: bool) -> None:
