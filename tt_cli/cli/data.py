@@ -1,4 +1,4 @@
-"""`tt data ACTION`: pictures with captions to a data set of codes, published on the Hub, looked at."""
+"""`tt data ACTION`: pictures with captions to a data set of codes, or text to one of tokens; published, looked at."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ tt data encode photos/ codes --run my-run            photos/a.jpg with its capti
 tt data encode captions.csv codes --run my-run       columns file_name and caption; .jsonl and .parquet too
 tt data encode shards/ codes --run dalle             WebDataset tars
 tt data encode acme/photos codes --run dalle --shard 2/8     a data set on the Hub; the second of eight machines
+tt data tokenize stories.toml tokens             the text of a language model's run, held-out text too
 tt data publish codes acme/my-codes --licence cc-by-4.0
 tt data inspect codes --page codes.html      what is in it, and random rows as pictures
 
 What is interrupted goes on when the same line is typed again. `tt data ACTION --help` says more about each.
-encode --json prints one JSON object a line: {"event": "progress" or "done", "seen", "kept", "left_out": {reason: n},
-"shards", "bytes", "seconds", "per_second", "eta_s"}.
+encode and tokenize --json print one JSON object a line: {"event": "progress" or "done", "seen", "kept",
+"left_out": {reason: n}, "shards", "bytes", "seconds", "per_second", "eta_s"}.
 publish --json prints {"published", "rows", "shards", "bytes"}.
 inspect --json prints {"shards", "rows", "bytes", "bytes_per_row", "column", "codes_used", "codebook_size",
 "bits_per_code", "caption_characters", "problems": {reason: n}, "damaged": […], "histogram": […],
@@ -95,11 +96,27 @@ def encode(
         if batch:
             reason = f"{batch} pictures at a time, as --batch says"
         workers = workers or (max(1, min(16, len(os.sched_getaffinity(0)) - 1)) if chosen.type != "cpu" else 1)
-        tell = _teller(json, f"{chosen}; {reason}; {plural(workers, 'worker')} to decode them")
+        how = f"on {chosen}; {reason}; {plural(workers, 'worker')} to decode them"
+        tell = _teller(json, f"Encoding {how}.", "pictures are encoded")
         job = replace(job, batch=batch or fitting, workers=workers)
         done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))
         journal.write_sums(out, job.share.count)
         tell("done", done)
+
+
+@data.command(help="Tokenise the text of a language model's run, so that peers need not; held-out text too.")
+def tokenize(
+    run: Annotated[str, argument("RUN", "name or TOML file: whose text and tokenizer")],
+    out: Annotated[Path, argument("OUT", "folder of the shards; an interrupted one is gone on with")],
+    json: Annotated[bool, switch("--json", "print one JSON object a line")] = False,
+) -> None:
+    """Tokenise what is not tokenised yet, say how a run names it."""
+    from tt_cli.data.build.token_shards import tokenize as tokenize_run
+    from tt_cli.run import CausalLmRun, load_run
+
+    tell = _teller(json, "Tokenising.", "documents are tokenised")
+    done = tokenize_run(CausalLmRun.of(load_run(run)), out, lambda progress: tell("progress", progress))
+    tell("done", done)
 
 
 @data.command(help="Put all shards on the Hub in one commit, with a card and checksums, once every share is finished.")
@@ -126,13 +143,15 @@ def publish(
         print(f"Published: {address}, {rows:,} rows in {plural(shards, 'shard')} of {shown(size)} together.")
 
 
-@data.command(help="Read shards: counts, sizes, how often each code is there; and decode random rows.")
+@data.command(help="Read shards: counts, sizes, how often each code or token is there; and decode random rows.")
 def inspect(
     path: Annotated[Path, argument("PATH", "a shard, or a folder of them")],
     run: Annotated[
         str | None,
         option(
-            "RUN", f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})"
+            "RUN",
+            f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN}), or whose "
+            "tokenizer the tokens",
         ),
     ] = None,
     samples: Annotated[int, option("N", "random rows to show (default 16)", min=1)] = 16,
@@ -146,12 +165,17 @@ def inspect(
     from tt_cli.data.build.inspection import as_page, as_text, run_of, shard_files
     from tt_cli.draw.contact_sheet import contact_sheet
     from tt_cli.draw.drawing import Drawing
-    from tt_cli.run import load_run
+    from tt_cli.run import CausalLmRun, load_run
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
     files = shard_files(path)
     config = load_run(run) if run else run_of(path, load_run(DEFAULT_RUN))
-    contents = inspection.inspect(files, config, samples, seed)
+    if isinstance(config, CausalLmRun):
+        if page or sheet:
+            raise UsageError("--page and --sheet: there are no pictures in tokens")
+        contents = inspection.inspect_tokens(files, config, samples, seed)
+    else:
+        contents = inspection.inspect(files, config, samples, seed)
     if json:
         captions = [caption for caption, _ in contents.samples]
         print(codec.dumps({**contents.facts(), "histogram": contents.histogram(), "samples": captions}))
@@ -185,18 +209,21 @@ def _writing(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {path}: {reason}; name another file") from error
 
 
-def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
-    """A display of progress: JSON lines, a line that is renewed on a terminal, or a line now and then."""
+def _teller(as_json: bool, how: str, what: str) -> Callable[[str, EncodingProgress], None]:
+    """A display of progress: JSON lines, a line that is renewed on a terminal, or a line now and then.
+
+    how: a line before it. what: is done at the end, such as "pictures are encoded".
+    """
     begin, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
     if not as_json:
-        print(f"Encoding on {how}.", file=sys.stderr)
+        print(how, file=sys.stderr)
 
     def tell(event: str, progress: EncodingProgress) -> None:
         if as_json:
             print(codec.dumps({"event": event, **progress.to_json()}), flush=True)
         elif event == "done":
             print(begin, end="", file=sys.stderr)
-            print(_summary(progress))
+            print(_summary(progress, what))
         else:
             seen, kept = (progress.counts.get(name, 0) for name in ("seen", "kept"))
             left = "" if progress.eta is None else f", {duration(progress.eta)} left"
@@ -206,12 +233,13 @@ def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
     return tell
 
 
-def _summary(progress: EncodingProgress) -> str:
+def _summary(progress: EncodingProgress, what: str) -> str:
     from tt_cli.data.build.encoder import LEFT_OUT
     from tt_cli.memory import shown
 
     counts = progress.counts
     shards = f"{plural(progress.shards, 'shard')} of {shown(progress.bytes)} together"
-    lines = [f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} pictures are encoded, in {shards}."]
+    tokens = f", {counts['tokens']:,} tokens" if "tokens" in counts else ""
+    lines = [f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} {what}{tokens}, in {shards}."]
     lines += [f"  left out, {words}: {counts[key]:,}" for key, words in LEFT_OUT.items() if counts.get(key)]
     return "\n".join(lines)

@@ -18,6 +18,10 @@ import numpy as np
 CODE = "code"
 PACKED = "code13"
 CODE_COLUMNS = (CODE, PACKED)
+ID_COLUMNS: dict[str, np.dtype[np.unsignedinteger]] = {  # of a document's tokens, with its end
+    "ids16": np.dtype("<u2"),
+    "ids32": np.dtype("<u4"),
+}
 CODE_DTYPE = np.dtype("<i2")
 _GROUP = 8  # codes that fill whole bytes, whatever their width
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 MOST = 1 << 30  # bytes
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's usual one reserves as much at once
 Item = TypeVar("Item")
 
 

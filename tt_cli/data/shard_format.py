@@ -1,7 +1,7 @@
 """Rows of a data set in files of 5-16 MB: parquet, WebDataset tars, JSON lines under Brotli.
 
 A row is a dict of the published columns: caption, NSFW, original_width, original_height, and `code` or `code13`
-(bytes, see `codes`). What a shard does not have is not in its rows.
+(bytes, see `codes`); or a text's token ids alone, `ids16` or `ids32`. What a shard does not have is not in its rows.
 
 | name         | content                                                                                           |
 |--------------|---------------------------------------------------------------------------------------------------|
@@ -32,13 +32,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tt_cli.atomic_write import atomic_file
-from tt_cli.data.codes import CODE_COLUMNS
+from tt_cli.data.codes import CODE_COLUMNS, ID_COLUMNS
 from tt_cli.data.columns import SIZES, Row, column_batches, json_object, text_or_bytes, unescaped
 from tt_cli.errors import TTError, disk_remedy, first_line, os_errors
 
 CONTAINERS = (".parquet", ".tar", ".jsonl.br")
 TEXTS = ("caption", "NSFW")
-COLUMNS = (*TEXTS, *SIZES, *CODE_COLUMNS)
+BYTES = (*CODE_COLUMNS, *ID_COLUMNS)
+COLUMNS = (*TEXTS, *SIZES, *BYTES)
 TARGET_BYTES = 10_000_000  # of a shard, before Brotli takes a tenth or a fifth off
 BATCH_ROWS = 512
 GROUP_ROWS = 2048  # rows of a parquet row group: what damage of one costs, and what is read at once
@@ -46,7 +47,7 @@ LARGEST_MEMBER = 1 << 20  # bytes of one file in a tar that are read, and of one
 BROTLI_QUALITY = 8  # of 11; 9 takes eight times as long for no fewer bytes of codes
 _TAR_BLOCK = 512
 _HELD = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_TAR_KINDS = ("json", "txt", *CODE_COLUMNS)
+_TAR_KINDS = ("json", "txt", *BYTES)
 _PIECE = 1 << 16  # bytes that are read, and decompressed, at once
 
 
@@ -99,8 +100,8 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
 
 def stored_bytes(row: Mapping[str, Any], container: str) -> int:
     """About what a row takes in a shard, before compression."""
-    code = sum(len(row[column]) for column in CODE_COLUMNS if column in row)
-    rest = len(row["caption"].encode("utf-8", "surrogatepass")) + 24
+    code = sum(len(row[column]) for column in BYTES if column in row)
+    rest = len(row.get("caption", "").encode("utf-8", "surrogatepass")) + 24
     if container == ".tar":
         return sum(_TAR_BLOCK + -(-size // _TAR_BLOCK) * _TAR_BLOCK for size in (code, rest + 64))
     return code + rest
@@ -133,7 +134,7 @@ def _parquet_columns(schema: Any, name: str) -> list[str]:
     fits: dict[str, tuple[str, tuple[Callable[[Any], bool], ...]]] = {
         **dict.fromkeys(TEXTS, ("text", (types.is_string, types.is_large_string, types.is_null, types.is_dictionary))),
         **dict.fromkeys(SIZES, ("whole numbers", (types.is_integer, types.is_floating, types.is_null))),
-        **dict.fromkeys(CODE_COLUMNS, ("bytes", (types.is_binary, types.is_large_binary, types.is_fixed_size_binary))),
+        **dict.fromkeys(BYTES, ("bytes", (types.is_binary, types.is_large_binary, types.is_fixed_size_binary))),
     }
     columns = [column for column in COLUMNS if column in schema.names]
     for column in columns:
@@ -151,7 +152,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     types = {
         **dict.fromkeys(TEXTS, pyarrow.string()),
         **dict.fromkeys(SIZES, pyarrow.int64()),
-        **dict.fromkeys(CODE_COLUMNS, pyarrow.binary()),
+        **dict.fromkeys(BYTES, pyarrow.binary()),
     }
     schema = pyarrow.schema([(column, types[column]) for column in COLUMNS if column in rows[0]])
     pyarrow.parquet.write_table(
@@ -203,7 +204,7 @@ def row_of_json(known: Mapping[str, Any]) -> Row:
     for column in TEXTS:
         if isinstance(text := row.get(column), str):
             row[column] = unescaped(text)
-    for column in CODE_COLUMNS:
+    for column in BYTES:
         if isinstance(row.get(column), str):
             with suppress(ValueError):  # stays text, which is no code
                 row[column] = base64.b64decode(row[column], validate=True)
@@ -212,7 +213,7 @@ def row_of_json(known: Mapping[str, Any]) -> Row:
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as what JSON can hold: the codes in base64."""
-    codes = {column: base64.b64encode(row[column]).decode("ascii") for column in CODE_COLUMNS if column in row}
+    codes = {column: base64.b64encode(row[column]).decode("ascii") for column in BYTES if column in row}
     return {column: codes.get(column, row[column]) for column in COLUMNS if column in row}
 
 
@@ -292,15 +293,15 @@ def _tar_row(members: Mapping[str, bytes]) -> Row:
     row = _parsed(members["json"]) if members.get("json") else {}
     if "caption" not in row and "txt" in members:
         row["caption"] = text_or_bytes(members["txt"].strip())
-    codes = {column: members[column] for column in CODE_COLUMNS if column in members}
-    return {column: row[column] for column in row if column not in CODE_COLUMNS} | codes
+    codes = {column: members[column] for column in BYTES if column in members}
+    return {column: row[column] for column in row if column not in BYTES} | codes
 
 
 def _write_tar(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, row in enumerate(rows):
-            members = {"json": _line({column: row[column] for column in row if column not in CODE_COLUMNS})}
-            members |= {column: row[column] for column in CODE_COLUMNS if column in row}
+            members = {"json": _line({column: row[column] for column in row if column not in BYTES})}
+            members |= {column: row[column] for column in BYTES if column in row}
             for kind, content in members.items():
                 member = tarfile.TarInfo(f"{number:06d}.{kind}")
                 member.size = len(content)

@@ -71,7 +71,7 @@ def finished_folder(folder: Path) -> EncodedFolder:
         counts.update(state.counts)
         shards += state.shards
     if not shards:
-        raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} pictures were left out")
+        raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} were left out")
     for facts in shards:
         path = folder / SHARDS / facts.name
         with os_errors(f"cannot read the shard {path}", "copy it here again"), path.open("rb") as file:
@@ -129,28 +129,40 @@ def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | No
         CommitOperationAdd(CARD, card(encoded, name, licence).encode()),
         *(CommitOperationDelete(file) for file in sorted(old - names)),
     ]
-    commit(repository, operations, f"{encoded.counts['kept']:,} pictures as codes", action, ANSWER_SECONDS)
+    title = f"{encoded.counts['kept']:,} {_what(encoded)}"
+    commit(repository, operations, title, action, ANSWER_SECONDS)
+
+
+def _what(encoded: EncodedFolder) -> str:
+    return "documents as tokens" if "tokenizer" in encoded.settings else "pictures as codes"
 
 
 def card(encoded: EncodedFolder, name: str, licence: str) -> str:
     """Markdown with the Hub's metadata: what it is, how it was made, what was left out, every shard's checksum."""
     counts, made = encoded.counts, encoded.settings
     size = sum(facts.bytes for facts in encoded.shards)
-    vqgan = made["vqgan"]
-    lines = ["---", f"license: {json.dumps(licence)}", "task_categories:", "- text-to-image", "tags:", "- vqgan-codes"]
-    lines += ["configs:", "- config_name: default", "  data_files:", "  - split: train"]
-    lines += [f"    path: {SHARDS}/train-*.{made['container']}", "---", "", f"# {name}", ""]
-    lines += [
-        f"{counts['kept']:,} pictures with captions, each as {vqgan['grid']} x {vqgan['grid']} codes of the VQGAN "
-        f"`{vqgan['name']}` ({vqgan['codebook_size']:,} codes, {vqgan['pixels']} x {vqgan['pixels']} pixels)."
-    ]
+    if vqgan := made.get("vqgan"):
+        kind, tag, rows = "text-to-image", "vqgan-codes", "pictures"
+        words = (
+            f"pictures with captions, each as {vqgan['grid']} x {vqgan['grid']} codes of the VQGAN `{vqgan['name']}` "
+            f"({vqgan['codebook_size']:,} codes, {vqgan['pixels']} x {vqgan['pixels']} pixels)."
+        )
+    else:
+        kind, tag, rows = "text-generation", "tokens", "documents"
+        name_of_it = made["tokenizer"]["name"]
+        words = f"documents, {counts['tokens']:,} tokens of the tokenizer `{name_of_it}`, each with its end."
+    lines = ["---", f"license: {json.dumps(licence)}", "task_categories:", f"- {kind}", "tags:", f"- {tag}"]
+    lines += ["configs:", "- config_name: default", "  data_files:"]
+    for split in dict.fromkeys(facts.name.partition("-")[0] for facts in encoded.shards):
+        lines += [f"  - split: {split}", f"    path: {SHARDS}/{split}-*.{made['container']}"]
+    lines += ["---", "", f"# {name}", "", f"{counts['kept']:,} {words}"]
     lines += ["", "| column | content |", "|---|---|"]
     lines += [f"| {column} | {_COLUMNS[column]} |" for column in made["columns"]]
-    lines += ["", "## What was left out", "", f"Of {counts['seen']:,} pictures:", "", "| reason | pictures |", "|---|---|"]
-    left_out = {key: value for key, value in counts.items() if key not in ("seen", "kept") and value}
+    lines += ["", "## What was left out", "", f"Of {counts['seen']:,} {rows}:", "", f"| reason | {rows} |", "|---|---|"]
+    left_out = {key: value for key, value in counts.items() if key not in ("seen", "kept", "tokens") and value}
     lines += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in sorted(left_out.items())]
-    lines += ["", "The filters:", ""]
-    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in made["filters"].items()]
+    if filters := made.get("filters"):
+        lines += ["", "The filters:", "", *(f"- {key.replace('_', ' ')}: {value}" for key, value in filters.items())]
     lines += ["", "## Shards", "", f"{len(encoded.shards):,}, of {size / 1e6:,.1f} MB together; `{SUMS}` has them all."]
     if len(encoded.shards) <= MOST_IN_CARD:
         lines += ["", "| shard | rows | bytes | SHA-256 |", "|---|---|---|---|"]
@@ -165,4 +177,6 @@ _COLUMNS = {
     "original_height": "pixels of the whole picture",
     "code": "the codes row by row, little-endian int16",
     "code13": "the codes row by row, with no more bits each than the codebook needs, the lowest first",
+    "ids16": "token ids of a document, little-endian uint16",
+    "ids32": "token ids of a document, little-endian uint32",
 }

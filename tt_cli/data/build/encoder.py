@@ -62,6 +62,7 @@ LEFT_OUT = {  # reasons for which a picture is left out, in words
     "too_large": "picture too large",
     "broken": "picture broken",
     "damaged_file": "files of the source damaged",
+    "no_text": "no text",
 }
 
 

@@ -10,19 +10,21 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tt_cli.data.codes import CODE_COLUMNS
+from tt_cli.data.codes import CODE_COLUMNS, ID_COLUMNS
 from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
+from tt_cli.data.text.token_stream import SHOWN_TOKENS, TextTokenizer
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run import DalleRun, RunConfig
+from tt_cli.run import CausalLmRun, DalleRun, RunConfig
 from tt_cli.run.sections import VqganPart
 from tt_cli.terminal.chart import SPARKS
 from tt_cli.terminal.format import byte_count, plural
@@ -131,6 +133,30 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
     return result
 
 
+def inspect_tokens(files: Sequence[Path], run: CausalLmRun, samples: int, seed: int) -> Inspection:
+    """As `inspect`, of the shards of `tt data tokenize`: ids for codes, beginnings of documents for captions."""
+    rng, tokenizer = np.random.default_rng(seed), TextTokenizer(run)
+    result = Inspection("", tokenizer.size, used=np.zeros(tokenizer.size, np.int64))
+    for file in files:
+        result.shards += 1
+        result.bytes += file.stat().st_size
+        for row in chain.from_iterable(_batches(file, result)):
+            result.rows += 1
+            column = next((column for column in ID_COLUMNS if column in row), "")
+            result.column = result.column or column
+            ids = np.frombuffer(row[column], ID_COLUMNS[column]) if column else np.zeros(0, np.uint16)
+            if not len(ids) or ids.max() >= tokenizer.size:
+                result.problems["other_tokenizer" if len(ids) else "no_ids"] += 1
+                continue
+            result.used += np.bincount(ids, minlength=tokenizer.size)
+            words = tokenizer.backend.decode(ids[:SHOWN_TOKENS].tolist())
+            result.caption_characters += len(tokenizer.backend.decode(ids.tolist()))
+            place = len(result.samples) if len(result.samples) < samples else int(rng.integers(result.rows))
+            if place < samples:
+                result.samples[place : place + 1] = [(words, ids)]
+    return result
+
+
 def _batches(path: Path, result: Inspection) -> Iterator[Sequence[Row]]:
     """The rows of a shard as far as it can be read."""
     try:
@@ -149,12 +175,14 @@ def as_text(result: Inspection) -> str:
     lines = [
         f"{plural(result.rows, 'row')} in {plural(result.shards, 'shard')} of {byte_count(result.bytes)} together: "
         f"{facts['bytes_per_row']:,.1f} bytes a row",
-        f"codes: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
+        f"{'tokens' if result.column in ID_COLUMNS else 'codes'}: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
         f"{facts['bits_per_code']:.2f} bits each (column {result.column})",
         "".join(SPARKS[8 * count // (max(*bins, 1) + 1)] for count in bins),
-        f"captions: {facts['caption_characters']:,.1f} characters on average",
+        f"text: {facts['caption_characters']:,.1f} characters on average",
     ]
     lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in result.problems.items()]
+    if result.column in ID_COLUMNS:
+        lines += [f"  {words!r} …" for words, _ in result.samples]
     return "\n".join([*lines, *result.damaged])
 
 

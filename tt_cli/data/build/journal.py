@@ -1,4 +1,4 @@
-"""Journal of the work of one process of `tt data encode`, on the disk so that it can be killed at any instant.
+"""Journal of the work of one process of `tt data encode` or `tokenize`, on the disk, so that it can be killed any time.
 
 In the output folder, for worker 0:
 
@@ -124,8 +124,8 @@ class Journal:
     disk is full or fails; what is recorded stays, and a new Journal goes on from it.
     """
 
-    def __init__(self, out: Path, worker: int, container: str, target: int = TARGET_BYTES):
-        self._out, self._worker, self._container, self._target = out, worker, container, target
+    def __init__(self, out: Path, worker: int, container: str, target: int = TARGET_BYTES, split: str = "train"):
+        self._out, self._worker, self._container, self._target, self._split = out, worker, container, target, split
         self._path = out / PROGRESS / f"{worker:03d}.rows"
         self.rows: list[Row] = []
         self.broken: list[dict[str, str]] = []
@@ -171,7 +171,7 @@ class Journal:
         before, shards = self.finished, list(self.finished.shards)
         broken_bytes = self._list_broken()
         if self.rows:
-            name = f"train-{self._worker:03d}-{len(shards):05d}{self._container}"
+            name = f"{self._split}-{self._worker:03d}-{len(shards):05d}{self._container}"
             shards.append(write_shard(self._out / SHARDS / name, self.rows))
         now = ShareState(self.place, Counter(self.counts), shards, broken_bytes, before.seals + 1, done)
         with writing(self._path.with_suffix(".json")):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tt_cli.data.codes import ID_COLUMNS
 from tt_cli.data.examples import Batch, RowCounts
 from tt_cli.data.stream.plan import session_seed
 from tt_cli.data.stream.shard_locations import NoSplit
@@ -92,11 +93,11 @@ def held_out(run: CausalLmRun, tokenizer: TextTokenizer, most: int, size: int) -
     return [batch_of(tokenizer, examples[first : first + size]) for first in range(0, len(examples), size)]
 
 
-def held_out_ids(run: CausalLmRun, tokenizer: TextTokenizer) -> Iterator[np.ndarray]:
-    """The ids of each document on which nobody trains."""
+def held_out_ids(run: CausalLmRun, tokenizer: TextTokenizer, counts: RowCounts | None = None) -> Iterator[np.ndarray]:
+    """The ids of each document on which nobody trains. counts: as `token_ids`."""
     for split in HELD_OUT:
         with suppress(NoSplit):
-            yield from token_ids(run, tokenizer, split)
+            yield from token_ids(run, tokenizer, split, None, counts)
             return
 
 
@@ -104,8 +105,14 @@ def token_ids(
     run: CausalLmRun, tokenizer: TextTokenizer, split: str, seed: int | None = None, counts: RowCounts | None = None
 ) -> Iterator[np.ndarray]:
     """The ids of each document of a split, see `documents`. counts: takes in what is no text."""
+    before = ID_COLUMNS.get(run.data.column)  # `tt data tokenize` made them
     for text in documents(run.data, split, seed):
-        if isinstance(text, str) and text.strip():
+        if before is not None and isinstance(text, bytes) and len(text) % before.itemsize == 0 < len(text):
+            ids = np.frombuffer(text, before).astype(np.int64)
+            if ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
+                raise UsageError(f"the data set {run.data.name} has ids of another tokenizer than {run.tokenizer.name}")
+            yield ids
+        elif before is None and isinstance(text, str) and text.strip():
             yield tokenizer.document(text)
         elif counts is not None:
             counts["no_text"] += 1

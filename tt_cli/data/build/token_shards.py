@@ -1,0 +1,95 @@
+"""A run's text to shards of token ids, beforehand: the way of `tt data tokenize`.
+
+Peers that read them need no tokenizer's time. A row is a document with its end, as the run's tokenizer has it; the
+held-out text has shards of its own. What was interrupted goes on from the last batch of documents: see `journal`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tt_cli.data.build.encoder import EncodingProgress, REPORT_SECONDS
+from tt_cli.data.build.journal import Journal, agree_on, write_sums
+from tt_cli.data.codes import ID_COLUMNS
+from tt_cli.data.examples import RowCounts
+from tt_cli.data.shard_format import ShardFacts
+from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
+from tt_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from tt_cli.run import CausalLmRun
+
+CONTAINER = "parquet"
+SPLITS = ("train", "validation")
+AT_ONCE = 256  # documents: what a kill costs
+
+
+def settings_of(run: CausalLmRun, tokenizer: TextTokenizer, column: str) -> dict[str, Any]:
+    """The facts that hold for the whole folder, as JSON; no path of this machine."""
+    part, data = run.tokenizer, run.data
+    digest = hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()
+    named = {"name": part.name, "revision": part.revision, "document_end": part.document_end, "sha256": digest}
+    source = {"source": data.source, "name": data.name, "configuration": data.configuration, "column": data.column}
+    return {
+        "format": 1,
+        "tokenizer": named,
+        "source": {**source, "revision": data.revision},
+        "shares": len(SPLITS),
+        "column": column,
+        "container": CONTAINER,
+        "columns": [column],
+    }
+
+
+def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgress], None]) -> EncodingProgress:
+    """Tokenise what is left of the run's training text and its held-out text into the folder `out`.
+
+    on_progress: is called about once a second. Raises UsageError and TTError, see `documents` and `Journal`.
+    """
+    if run.data.column in ID_COLUMNS:
+        raise UsageError(f"the data set {run.data.name} is of token ids already: its column is {run.data.column}")
+    tokenizer = TextTokenizer(run)
+    column = next(name for name, dtype in ID_COLUMNS.items() if tokenizer.size - 1 <= np.iinfo(dtype).max)
+    agree_on(out, settings_of(run, tokenizer, column))
+    started, reported, worked = time.monotonic(), 0.0, 0
+    finished, shards = Counter[str](), list[ShardFacts]()
+
+    def progress(counts: Counter[str]) -> EncodingProgress:
+        seconds = time.monotonic() - started
+        size = sum(facts.bytes for facts in shards)
+        return EncodingProgress(finished + counts, len(shards), size, seconds, worked / max(seconds, 1e-9), None)
+
+    for share, split in enumerate(SPLITS):
+        with closing(Journal(out, share, f".{CONTAINER}", split=split)) as journal:
+            counts, past = RowCounts(), journal.place[1]
+            whole = held_out_ids(run, tokenizer, counts) if share else token_ids(run, tokenizer, "train", None, counts)
+            documents = iter(()) if journal.finished.done else islice(whole, past, None)
+            while True:
+                batch = list(islice(documents, AT_ONCE))
+                skipped = max(0, counts["no_text"] - journal.counts["no_text"])
+                if not batch and not skipped:
+                    break
+                rows = [{column: ids.astype(ID_COLUMNS[column]).tobytes()} for ids in batch]
+                past, worked = past + len(batch), worked + len(batch)
+                added = {"seen": len(batch) + skipped, "kept": len(batch), "no_text": skipped}
+                journal.record((0, past), rows, added | {"tokens": sum(map(len, batch))}, [])
+                if journal.full:
+                    journal.seal()
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    reported = time.monotonic()
+                    on_progress(progress(journal.counts))
+            if not journal.finished.done:
+                journal.seal(done=True)
+            finished += journal.counts
+            shards += journal.finished.shards
+    write_sums(out, len(SPLITS))
+    return progress(Counter())
