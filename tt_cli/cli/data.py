@@ -110,7 +110,7 @@ def tokenize(
     out: Annotated[Path, argument("OUT", "folder of the shards; an interrupted one is gone on with")],
     json: Annotated[bool, switch("--json", "print one JSON object a line")] = False,
 ) -> None:
-    """Tokenise what is not tokenised yet, say how a run names it."""
+    """Tokenise what is not tokenised yet."""
     from tt_cli.data.build.token_shards import tokenize as tokenize_run
     from tt_cli.run import CausalLmRun, load_run
 

@@ -238,19 +238,18 @@ def _write(
             print(printable(piece), end="", flush=True)
 
     writer, (each, most, seed) = Writer.of(source, device), how
-    texts, written, started = list[dict[str, Any]](), 0, time.monotonic()
+    texts, written, seconds = list[dict[str, Any]](), 0, 0.0
     said = list[dict[str, str]]()
     for number, prompt in enumerate(prompts):
         said.append({"role": "user", "content": prompt})
         for index in range(each):
             show("" if chat else f"\n{prompt}")
-            begin = writer.conversation(said) if chat else prompt
+            begin, started = writer.conversation(said) if chat else prompt, time.monotonic()
             text, tokens = writer.write(begin, sampling, seed + index + number * chat, most, show)
             show("\n")
-            written += tokens
+            written, seconds = written + tokens, seconds + time.monotonic() - started
             said.append({"role": "assistant", "content": text})
             texts.append({"prompt": prompt, "index": index, "text": text})
-    seconds = time.monotonic() - started
     rate = written / max(seconds, 1e-3)
     if json:
         facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": each, **vars(sampling)}

@@ -149,8 +149,8 @@ def card(encoded: EncodedFolder, name: str, licence: str) -> str:
         )
     else:
         kind, tag, rows = "text-generation", "tokens", "documents"
-        name_of_it = made["tokenizer"]["name"]
-        words = f"documents, {counts['tokens']:,} tokens of the tokenizer `{name_of_it}`, each with its end."
+        tokenizer = made["tokenizer"]["name"]
+        words = f"documents, {counts['tokens']:,} tokens of the tokenizer `{tokenizer}`, each with its end."
     lines = ["---", f"license: {json.dumps(licence)}", "task_categories:", f"- {kind}", "tags:", f"- {tag}"]
     lines += ["configs:", "- config_name: default", "  data_files:"]
     for split in dict.fromkeys(facts.name.partition("-")[0] for facts in encoded.shards):

@@ -144,7 +144,8 @@ def inspect_tokens(files: Sequence[Path], run: CausalLmRun, samples: int, seed: 
             result.rows += 1
             column = next((column for column in ID_COLUMNS if column in row), "")
             result.column = result.column or column
-            ids = np.frombuffer(row[column], ID_COLUMNS[column]) if column else np.zeros(0, np.uint16)
+            content, dtype = row.get(column) or b"", ID_COLUMNS.get(column, np.dtype("<u2"))
+            ids = np.frombuffer(content if len(content) % dtype.itemsize == 0 else b"", dtype)
             if not len(ids) or ids.max() >= tokenizer.size:
                 result.problems["other_tokenizer" if len(ids) else "no_ids"] += 1
                 continue
