@@ -59,6 +59,7 @@ def picture(figures: dict[str, Any]) -> str:
     )
     lines.append(f'<path d="{corners}" style="stroke:#999;stroke-dasharray:4"/>')
     labels: list[tuple[float, float]] = []
+    labelled: list[tuple[str, str, float, float]] = []
     for row in rows:
         across, down, colour = x(row["up_bytes"]), y(row["final_loss"]), COLOURS[row["kept"]]
         corner = f"M{across:.1f},{down - 5:.1f}"
@@ -70,12 +71,19 @@ def picture(figures: dict[str, Any]) -> str:
             lines.append(f'<path d="{corner}l5,5l-5,5l-5,-5z" style="fill:{colour};stroke:none"/>')
         else:
             lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"/>')
+        words = f"H {row['inner_steps']}"
+        if any(
+            (one, other) == (words, colour) and math.hypot(across - left_of, down - above) < 40
+            for one, other, left_of, above in labelled
+        ):
+            continue  # another one of these right beside it says so
+        labelled.append((words, colour, across, down))
         away = 13 if row["inner"] == "muon" else -13
         beside, place = across + 4, down + (16 if away > 0 else -6)
         while any(abs(beside - other) < 30 and abs(place - level) < 12 for other, level in labels):
             place += away
         labels.append((beside, place))
-        lines.append(f'<text x="{beside:.1f}" y="{place:.1f}" style="fill:{colour}">H {row["inner_steps"]}</text>')
+        lines.append(f'<text x="{beside:.1f}" y="{place:.1f}" style="fill:{colour}">{words}</text>')
     for number, (kept, colour) in enumerate(COLOURS.items()):
         words = f"{kept} of 4,096" if kept else "all, in 8 bits"
         place = f'x="{WIDTH - MARGIN - 90}" y="{MARGIN + 16 + 18 * number}"'
