@@ -71,7 +71,9 @@ def test_tokens_are_those_of_the_text_and_a_kill_loses_nothing(
     assert (again.counts, again.shards, again.bytes) == (done.counts, done.shards, done.bytes)
     from_text = of_run(text)
     assert of_run(on_files(tmp_path / "tokens" / "data", "ids16")) == from_text
-    assert done.counts["tokens"] == sum(map(len, from_text[0])) and from_text[1] == []
+    with pytest.raises(UsageError, match="was begun with source"):
+        tokenize(on_files(tmp_path / "tokens"), tmp_path / "tokens", lambda progress: None)
+    assert done.to_json()["tokens"] == done.counts["tokens"] == sum(map(len, from_text[0])) and from_text[1] == []
     with pytest.raises(UsageError, match="is of token ids already: its column is ids16"):
         tokenize(on_files(tmp_path / "tokens" / "data", "ids16"), tmp_path / "twice", lambda progress: None)
 
@@ -106,6 +108,11 @@ def test_from_the_command_line_to_the_hub_and_back(tt: Tt, hub: HubStandin, tmp_
     facts = json.loads(looked.stdout)
     assert looked.returncode == 0 and (facts["rows"], facts["shards"], facts["column"]) == (269, 2, "ids16"), facts
     assert facts["problems"] == {} and len(facts["samples"]) == 16
+    unnamed = tt("data", "inspect", "tokens")
+    assert (
+        unnamed.returncode == 2
+        and "encode.json (of tokens); name the run that they are of with --run" in unnamed.stderr
+    )
     words = card(finished_folder(tmp_path / "tokens"), "acme/tokens", "cc0-1.0")
     assert "  - split: validation\n    path: data/validation-*.parquet" in words
     assert "tokens of the tokenizer `austen`" in words and str(tmp_path) not in words

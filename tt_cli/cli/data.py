@@ -34,7 +34,7 @@ tt data inspect codes --page codes.html      what is in it, and random rows as p
 
 What is interrupted goes on when the same line is typed again. `tt data ACTION --help` says more about each.
 encode and tokenize --json print one JSON object a line: {"event": "progress" or "done", "seen", "kept",
-"left_out": {reason: n}, "shards", "bytes", "seconds", "per_second", "eta_s"}.
+"left_out": {reason: n}, "shards", "bytes", "seconds", "per_second", "eta_s"}, and "tokens" of text.
 publish --json prints {"published", "rows", "shards", "bytes"}.
 inspect --json prints {"shards", "rows", "bytes", "bytes_per_row", "column", "codes_used", "codebook_size",
 "bits_per_code", "caption_characters", "problems": {reason: n}, "damaged": […], "histogram": […],

@@ -129,12 +129,13 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         """Logits (n, ids) and targets (n,)."""
-        total, gradient = logits.new_zeros((), dtype=torch.float32), torch.empty_like(logits)
+        wanted, total = ctx.needs_input_grad[0], logits.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(logits) if wanted else logits
         rows = -(-len(targets) // _PIECES)
         for piece, target, out in zip(logits.split(rows), targets.split(rows), gradient.split(rows), strict=True):
             logarithms = log_softmax(piece.float(), dim=1)
             total += nll_loss(logarithms, target, reduction="sum")
-            if ctx.needs_input_grad[0]:
+            if wanted:
                 shares = logarithms.exp_()
                 shares[torch.arange(len(target), device=target.device), target] -= 1
                 out.copy_(shares.div_(len(targets)))

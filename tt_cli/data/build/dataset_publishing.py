@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, ShareState, sums_of
+from tt_cli.data.build.journal import SETTINGS, SHARDS, SUMS, ShareState, sums_of
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
@@ -77,7 +77,9 @@ def finished_folder(folder: Path) -> EncodedFolder:
         with os_errors(f"cannot read the shard {path}", "copy it here again"), path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != facts.sha256:
-            raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
+            raise TTError(
+                f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again"
+            )
     return EncodedFolder(folder, settings, counts, shards)
 
 
@@ -129,12 +131,8 @@ def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | No
         CommitOperationAdd(CARD, card(encoded, name, licence).encode()),
         *(CommitOperationDelete(file) for file in sorted(old - names)),
     ]
-    title = f"{encoded.counts['kept']:,} {_what(encoded)}"
-    commit(repository, operations, title, action, ANSWER_SECONDS)
-
-
-def _what(encoded: EncodedFolder) -> str:
-    return "documents as tokens" if "tokenizer" in encoded.settings else "pictures as codes"
+    what = "documents as tokens" if "tokenizer" in encoded.settings else "pictures as codes"
+    commit(repository, operations, f"{encoded.counts['kept']:,} {what}", action, ANSWER_SECONDS)
 
 
 def card(encoded: EncodedFolder, name: str, licence: str) -> str:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from tt_cli.data.build.journal import Place
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tt_cli.data.codes import CODE, to_column
 from tt_cli.data.build.decoder_pool import Chosen, DecoderPool
+from tt_cli.data.build.journal import Journal, Place
+from tt_cli.data.build.picture_decoding import Decoded, Undecodable
+from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource
+from tt_cli.data.codes import CODE, to_column
 from tt_cli.data.columns import LABEL, SIZES, Row
 from tt_cli.data.row_rules import RowRules
-from tt_cli.data.build.picture_decoding import Decoded, Undecodable
-from tt_cli.data.build.journal import Journal, Place
-from tt_cli.data.build.picture_sources import DamagedUnit, CaptionedPicture, PictureSource
 from tt_cli.errors import TTError, UsageError, is_out_of_memory
 from tt_cli.run import DalleRun, RunConfig
 
@@ -80,7 +80,7 @@ class EncodingProgress:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            **{key: self.counts.get(key, 0) for key in ("seen", "kept")},
+            **{key: self.counts.get(key, 0) for key in ("seen", "kept", *self.counts.keys() & {"tokens"})},
             "left_out": {key: self.counts[key] for key in LEFT_OUT if self.counts.get(key)},
             "shards": self.shards,
             "bytes": self.bytes,
@@ -143,12 +143,14 @@ class EncodingJob:
         return self.source.total and -(-self.source.total // self.share.count)
 
     def settings(self, container: str) -> dict[str, Any]:
-        """The facts that all workers on one folder must share, as JSON: units and filters too, or places mean nothing."""
+        """The facts that all workers on one folder must share, as JSON: units and filters, or places mean nothing."""
         units = hashlib.sha256(json.dumps(list(self.source.units)).encode()).hexdigest()
         filters = ("min_caption_length", "max_aspect_ratio", "nsfw_allowed")
         return {
             "format": 1,
-            "vqgan": {key: value for key, value in DalleRun.of(self.run).vqgan.model_dump().items() if value is not None},
+            "vqgan": {
+                key: value for key, value in DalleRun.of(self.run).vqgan.model_dump().items() if value is not None
+            },
             "filters": {key: getattr(self.run.data, key) for key in filters},
             "source": {"units": len(self.source.units), "sha256": units, "pictures": self.source.total},
             "shares": self.share.count,
@@ -164,9 +166,9 @@ class EncodingJob:
         if by_unit:
             units = units[share.index :: share.count]
         for ordinal in range(start[0], len(units)):
-            number = start[1] if ordinal == start[0] else 0
+            before = start[1] if ordinal == start[0] else 0
             try:
-                for number, picture in enumerate(self.source.read(units[ordinal], number), number + 1):
+                for number, picture in enumerate(self.source.read(units[ordinal], before), before + 1):
                     if by_unit or (number - 1) % share.count == share.index:
                         yield (ordinal, number), picture, reason_against(picture, self.rules)
             except DamagedUnit as error:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.codes import CODE_COLUMNS, ID_COLUMNS
 from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter
 from tt_cli.data.row_rules import RowRules
-from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
 from tt_cli.data.text.token_stream import SHOWN_TOKENS, TextTokenizer
 from tt_cli.errors import TTError, UsageError
@@ -98,10 +98,13 @@ def run_of(path: Path, run: RunConfig) -> RunConfig:
     if file is None:
         return run
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))["vqgan"]
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        if "tokenizer" in settings:
+            raise ValueError("of tokens")
+        known = settings["vqgan"]
         return run.replaced({f"vqgan.{key}": known.get(key) for key in VqganPart.model_fields})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        raise UsageError(f"cannot read {file} ({error}); name the run that the codes are of with --run") from error
+        raise UsageError(f"cannot read {file} ({error}); name the run that they are of with --run") from error
 
 
 def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> Inspection:
@@ -172,17 +175,17 @@ def _batches(path: Path, result: Inspection) -> Iterator[Sequence[Row]]:
 def as_text(result: Inspection) -> str:
     """For a terminal."""
     facts = result.facts()
-    bins = result.histogram()
+    bins, what = result.histogram(), "tokens" if result.column in ID_COLUMNS else "codes"
     lines = [
         f"{plural(result.rows, 'row')} in {plural(result.shards, 'shard')} of {byte_count(result.bytes)} together: "
         f"{facts['bytes_per_row']:,.1f} bytes a row",
-        f"{'tokens' if result.column in ID_COLUMNS else 'codes'}: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
+        f"{what}: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
         f"{facts['bits_per_code']:.2f} bits each (column {result.column})",
         "".join(SPARKS[8 * count // (max(*bins, 1) + 1)] for count in bins),
         f"text: {facts['caption_characters']:,.1f} characters on average",
     ]
     lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in result.problems.items()]
-    if result.column in ID_COLUMNS:
+    if what == "tokens":
         lines += [f"  {words!r} …" for words, _ in result.samples]
     return "\n".join([*lines, *result.damaged])
 

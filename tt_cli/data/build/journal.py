@@ -63,7 +63,7 @@ class ShareState:
 
     @classmethod
     def read(cls, out: Path, share: int) -> Self:
-        """That of a share in an output folder, a new one where there is none. Raises TTError for a file that is none."""
+        """That of a share in an output folder, a new one where there is none. TTError for a file that is none."""
         path = out / PROGRESS / f"{share:03d}.json"
         try:
             known = json.loads(path.read_text(encoding="utf-8"))

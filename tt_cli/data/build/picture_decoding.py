@@ -6,7 +6,7 @@ Notable:
 - any mode becomes RGB: CMYK, palettes, 16 bits of grey; what is transparent is laid on white; of an animation, the
   first frame; a camera's "this side up" is followed;
 - pictures of over MOST_PIXELS are not decoded: a few kilobytes can hold gigabytes of one colour;
-- only FORMATS are tried, whatever a file is called: of others Pillow would start Ghostscript on a stranger's PostScript.
+- only FORMATS are tried, whatever a file is called: else Pillow would start Ghostscript on a stranger's PostScript.
 """
 
 from __future__ import annotations

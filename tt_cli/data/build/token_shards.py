@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tt_cli.data.build.encoder import EncodingProgress, REPORT_SECONDS
+from tt_cli.data.build.encoder import REPORT_SECONDS, EncodingProgress
 from tt_cli.data.build.journal import Journal, agree_on, write_sums
 from tt_cli.data.codes import ID_COLUMNS
 from tt_cli.data.examples import RowCounts
@@ -35,14 +35,13 @@ AT_ONCE = 256  # documents: what a kill costs
 
 def settings_of(run: CausalLmRun, tokenizer: TextTokenizer, column: str) -> dict[str, Any]:
     """The facts that hold for the whole folder, as JSON; no path of this machine."""
-    part, data = run.tokenizer, run.data
     digest = hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()
-    named = {"name": part.name, "revision": part.revision, "document_end": part.document_end, "sha256": digest}
-    source = {"source": data.source, "name": data.name, "configuration": data.configuration, "column": data.column}
+    place = hashlib.sha256((run.data.location or "").encode()).hexdigest()
+    source = run.data.model_dump(include={"source", "name", "configuration", "revision", "column"})
     return {
         "format": 1,
-        "tokenizer": named,
-        "source": {**source, "revision": data.revision},
+        "tokenizer": run.tokenizer.model_dump(include={"name", "revision", "document_end"}) | {"sha256": digest},
+        "source": source | {"location_sha256": place},
         "shares": len(SPLITS),
         "column": column,
         "container": CONTAINER,
