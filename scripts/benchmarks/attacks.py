@@ -3,7 +3,8 @@
 Each row is a swarm of its own: an auxiliary peer, seven honest training peers and three attackers, all real processes
 on loopback, on the built-in emoji data with a model of 267,000 parameters. Every honest peer computes one micro-batch
 of 8 examples for each of the 30 steps, from a seed of its own, so that the honest gradients are the same in every row
-until an attack changes the parameters. Attackers behave until step 3. The columns:
+until an attack changes the parameters. Attackers behave until step 3; but for "copied message", where all that they
+send is from the first step on the work of one device, under the names of all. The columns:
 
 - `loss_ratio`: the loss of the honest peers' last state on 256 held-out examples, over that of the row "no attack";
 - `learned`: what the loss fell from the first weights on, over the same without an attack (1: nothing is lost);

@@ -2,8 +2,8 @@
 
 - `averaging`: four members with equal parts of the target batch, and the steps of `scripts/bench convergence`: each
   one's gradient encoded, averaged and stepped with by the code that peers run, in one process.
-- `dense`: four members that make H inner steps each between two rounds, with the run file's defaults for local steps;
-  the pseudo-gradients go through the same round.
+- `dense`: four members that make H inner steps each between two rounds, with the run file's defaults for local steps
+  but for `sparse`, which is 0; the pseudo-gradients go through the same round.
 - `sparse`: the same with fewer inner steps, and messages of the largest elements alone, with error feedback.
 - Both see the same examples in the same orders from the same first weights, 14,080 in all. A seed sets both.
 - The loss is that of the shared parameters on all 256 examples, taken every 640 samples or after every round, what is
@@ -225,7 +225,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     seed, samples, inner_steps = job["seed"], job["samples"], job.get("inner_steps", 0)
     training: Training
     if inner_steps:
-        run = local_run(seed, inner_steps, samples, job.get("optimizer", {}), job.get("peak_lr", PEAK_LR))
+        run = local_run(seed, inner_steps, samples, job["optimizer"], job.get("peak_lr", PEAK_LR))
         way = ways(inner_steps, INNER_BATCH)[job.get("way", "equal")]
         training = LocalTraining(run, *way, job.get("momentum", 0.0), job.get("four_bits", False))
     else:
@@ -352,7 +352,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     samples, goal = (FEW_SAMPLES, FEW_LOSS) if args.quick else (SAMPLES, LOSS)
     seeds = range(args.seeds or (1 if args.quick else 3))
     averaging = [{"seed": seed, "samples": samples} for seed in seeds]
-    dense = [{**job, "inner_steps": INNER_STEPS, "peak_lr": args.peak_lr} for job in averaging]
+    whole = {"inner_steps": INNER_STEPS, "optimizer": {"sparse": 0}, "peak_lr": args.peak_lr}
+    dense = [{**job, **whole} for job in averaging]
     unlike = {way: {**dense[0], "way": way} for way in ("batches", "steps")}
     own = {"inner_steps": args.sparse_steps, "optimizer": {"sparse": args.kept}, "peak_lr": args.peak_lr}
     sparse = [{**job, **own} for job in averaging]

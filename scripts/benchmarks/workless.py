@@ -94,7 +94,7 @@ def training_of(way: str, arm: str) -> Audited:
     if way == "gradients":
         training = Audited(run_of(sum(SIZES), seed=0), True, True, SIZES, list(range(len(SIZES))))
     else:
-        optimizer = {"inner_batch": INNER_BATCH, **({"sparse": SPARSE} if way == "sparse" else {})}
+        optimizer = {"inner_batch": INNER_BATCH, "sparse": SPARSE if way == "sparse" else 0}
         samples = WAYS[way] * len(SIZES) * INNER_STEPS * INNER_BATCH
         run = local_run(0, INNER_STEPS, samples, optimizer, PEAK_LR, len(SIZES))
         training = AuditedLocal(run, [INNER_BATCH] * len(SIZES), [INNER_STEPS] * len(SIZES))

@@ -59,7 +59,7 @@ def test_a_run_file_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_with_local_steps_shares_parameters_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "local.toml"
-    file.write_text(load_run("dalle").replaced({"optimizer": {"name": "local"}}).to_toml())
+    file.write_text(load_run("dalle").replaced({"optimizer": {"name": "local", "sparse": 0}}).to_toml())
     local, plain = (answer(capsys, run, "--gpu", "16GB") for run in (str(file), "dalle"))
     sizes = [{part["what"]: part["bytes"] for part in each["components"]} for each in (local, plain)]
     assert sizes[0]["shared state"] == 4 * local["parameters"] < sizes[1]["shared state"]

@@ -21,6 +21,7 @@ def test_members_of_local_steps_agree_with_a_late_joiner_and_a_kill(
 ) -> None:
     optimizer = {"name": "local", "inner_batch": 8}
     changes = {"optimizer": optimizer, "schedule.peak_lr": 4e-3, "swarm.target_batch_size": 96}
+    changes["swarm.large_tensor"] = 1024  # from which messages are sparse
     swarm = start_swarm(tiny_run().replaced(changes))
     anna = joined_late_and_killed(swarm, batch_size=8)
     told = anna.of(Progress)

@@ -29,7 +29,7 @@ from tt_cli.swarm.state.bridge import Chunks
 
 
 def local_run(**optimizer: Any) -> RunConfig:
-    settings = {"name": "local", "inner_batch": 4, "warmup_steps": 0, **optimizer}
+    settings = {"name": "local", "inner_batch": 4, "sparse": 0, "warmup_steps": 0, **optimizer}
     return small_run(optimizer=settings, **{"schedule.peak_lr": 1e-2})
 
 

@@ -264,7 +264,7 @@ ONE_VALUE = {"optimizer.name"}  # with another one it is another part
 
 @pytest.fixture
 def stepping_locally(small: RunConfig) -> RunConfig:
-    return small.replaced({"optimizer": {"name": "local", "inner_batch": 4}})
+    return small.replaced({"optimizer": {"name": "local", "inner_batch": 4, "sparse": 64}})
 
 
 def test_local_steps_are_another_run_whose_file_says_all(small: RunConfig, stepping_locally: RunConfig) -> None:

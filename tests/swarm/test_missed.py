@@ -109,7 +109,10 @@ def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]
         return mine, missed.replay(mine)
 
 
-@pytest.mark.parametrize("run", [None, small_run(optimizer={"name": "local"})], ids=["gradients", "local steps"])
+STEPPING_LOCALLY = small_run(optimizer={"name": "local", "sparse": 0})
+
+
+@pytest.mark.parametrize("run", [None, STEPPING_LOCALLY], ids=["gradients", "local steps"])
 @pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 4), (2, 3), (3, 0)])
 def test_steps_made_meanwhile_are_made_here_too(before: int, after: int, run: RunConfig | None) -> None:
     others = Others(run=run)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from testbed.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
-from testbed.attacks.member import ANOTHERS, FIRST_STEP
+from testbed.attacks.member import ANOTHERS, COPIED, FIRST_STEP
 from testbed.attacks.stranger import Facts, leader_now
 from testbed.attacks.table import STRANGER, Attack
 from testbed.disturbance import digests_of, need, states_of, tell_logs
@@ -111,7 +111,8 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
             assert attack is not None
             name = f"{ATTACKER}-{number}"
             if attack.by_member:
-                bad.append(start(name, 100 + number, attacks={attack.name: FIRST_STEP}, number=number))
+                seed = 100 if attack.name == COPIED else 100 + number  # one device's work under all of their names
+                bad.append(start(name, seed, attacks={attack.name: FIRST_STEP}, number=number))
             elif attack.module == STRANGER:
                 bad.append(swarm.start(name, attack.module, {"attack": attack.name, "facts": str(facts)}))
             else:

@@ -26,8 +26,8 @@ BUSY = 0.9  # part of the time in which a device should compute
 SHORT = 15.0  # seconds: matchmaking may take as long, so that a shorter round is not what a run waits for
 LONG = 1800.0  # seconds of a round: half of the longest time-out, and members come and go
 MOST_INNER_STEPS, LEAST_STEPS = 50, 20  # inner steps of a peer, the most that were tried; global steps that remain
-KEPT, TURNS = (64, 128, 256), 44 * 256  # of each 4,096 elements; the least of a whole run that came far enough
-MORE_SAMPLES = 1.5  # that sparse messages took to the same loss, over those of dense ones (emoji-demo, 256 kept)
+KEPT, TURNS = (64, 128, 256, 512), 22 * 512  # of each 4,096 elements; the least of a whole run that came far enough
+MORE_SAMPLES = 1.25  # that sparse messages took to the same loss, over those of dense ones (emoji-demo, 256 kept)
 BEHIND = 1.5  # rounds by which a run learns later where inner steps go on beside them (emoji-demo)
 SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: all others would be most of a message
 RATE, WIDTH = 8e-3, 128  # the best of AdamW on emoji-demo; it falls with the width (Yang et al. 2022)
@@ -112,9 +112,9 @@ def reason(run: RunConfig, members: Members) -> str:
         what = "local steps" + " that go on beside rounds, for devices would wait for them" * run.optimizer.delayed
         after = f"after {number} inner steps of {run.optimizer.inner_batch} examples by each of {peers} peers "
     if run.sparse:
-        turns = run.schedule.total_steps * run.sparse / CHUNK
-        what += f", and of each 4,096 numbers the largest {run.sparse} sent, for all would leave devices idle"
-        what += f" (each has {turns:.2g} turns in the run)"
+        whole = duration(run_pace(run.replaced({"optimizer.sparse": 0}), *members).line)
+        what += f", and of each 4,096 numbers the largest {run.sparse} sent, for all would take {whole}"
+        what += f" (each has {run.schedule.total_steps * run.sparse / CHUNK:.2g} turns in the run)"
     words = f"Your members send {mbits:g} Mbit/s: {what}; {after}a round moves {byte_count(now.sent)} up"
     gpu, hourly = GPUS[TYPICAL].title, byte_count(now.per_hour)
     busy = f"; a {gpu} is busy {percent(now.busy)} of the time, with {hourly} an hour each way"

@@ -247,7 +247,7 @@ class LocalPart(Section):
     inner: Literal["adamw", "muon"] = Field("adamw", description="adamw; or muon for matrices, and adamw for the rest")
     inner_batch: int = Field(16, ge=1, description="examples of one inner step of a peer")
     sparse: Annotated[int, AfterValidator(_kept)] = Field(
-        0, description="elements that a message has of each 4,096 of a large tensor, such as 64; 0: all, in 8 bits"
+        512, description="elements that a message has of each 4,096 of a large tensor; 0: all of them, in 8 bits"
     )
     outer_lr: float = Field(1.0, gt=0, le=2, description="of the way that peers went on average, what a step takes")
     warmup_steps: int = Field(10, ge=0, description="inner steps until a peer with new moments has the full rate")

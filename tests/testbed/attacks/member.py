@@ -17,8 +17,8 @@ from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import LockedState
 
 FIRST_STEP = 3
-FALSE_DONOR, ANOTHERS = "false donor", "another's peer id"
-MEMBERS = tuple(dict.fromkeys([*ROUNDS, *GRADIENTS, *RECORDS, FALSE_DONOR]))
+FALSE_DONOR, ANOTHERS, COPIED = "false donor", "another's peer id", "copied message"
+MEMBERS = tuple(dict.fromkeys([*ROUNDS, *GRADIENTS, COPIED, *RECORDS, FALSE_DONOR]))
 
 
 def attacking(honest: type[Collaboration], attacks: Mapping[str, int], number: int) -> type[Collaboration]:
@@ -30,7 +30,7 @@ def attacking(honest: type[Collaboration], attacks: Mapping[str, int], number: i
             honest = _with_records(honest, attack, first)
         elif attack == FALSE_DONOR:
             honest = _with_state(honest, first, number)
-        elif attack not in ROUNDS:
+        elif attack not in (*ROUNDS, COPIED):
             raise ValueError(f"no attack of a member is called {attack!r}")
     return honest
 
