@@ -148,3 +148,11 @@ def test_the_loss_and_its_gradient_are_torchs(dtype: torch.dtype, length: int) -
     torch.testing.assert_close(gradient, theirs, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-9)
     with torch.no_grad():
         assert not next_token_loss(says(drawn), ids).requires_grad
+
+
+def test_in_fp16_the_gradients_of_unlikely_tokens_are_there() -> None:
+    """Of a scaled loss: each would be less than three times the smallest number without."""
+    logits = torch.zeros(1, 1000, 6000, dtype=torch.float16, requires_grad=True)
+    (2.0**16 * next_token_loss(says(logits), torch.zeros(1, 1001, dtype=torch.int64))).backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(float(logits.grad[0, 0, 1]), 2.0**16 / 1000 / 6000, rtol=1e-3, atol=0)

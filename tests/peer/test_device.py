@@ -97,15 +97,12 @@ def test_a_gpu_trains_in_bf16_where_it_can(wanted: str | None, index: int) -> No
     ]
 
 
-@pytest.mark.parametrize(("reversible", "precision"), [(True, "fp16"), (False, "fp32")])
-def test_a_gpu_without_bf16(reversible: bool, precision: str) -> None:
-    """fp16 only where gradients are scaled to its range: by the reversible trunk."""
+def test_a_gpu_without_bf16() -> None:
     told: list[Event] = []
-    model = task_of(RUN.replaced({"model.reversible": reversible}))
-    device = choose_device(None, model, told.append, machine((7, 5), (8, 0)))
-    assert device.autocast == (torch.float16 if reversible else None)
+    device = choose_device(None, MODEL, told.append, machine((7, 5), (8, 0)))
+    assert device.autocast == torch.float16
     chosen = next(event for event in told if isinstance(event, Choice) and event.what == "precision")
-    assert chosen.value == precision and "GPU 0 has no bf16" in chosen.reason
+    assert chosen.value == "fp16" and "GPU 0 has no bf16" in chosen.reason
 
 
 @pytest.mark.parametrize(("dim", "faster", "precision"), [(1024, 2.1, "bf16"), (1024, 0.1, "fp32"), (128, 9.0, "fp32")])

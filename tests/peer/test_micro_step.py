@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from testbed.tiny_words import tiny_words
+from torch import nn
 
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model.dalle import Dalle
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Event
 from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.task import task_of
 
-CPU = Device(torch.device("cpu"), "a CPU", None)
+CPU, HALF = (Device(torch.device("cpu"), "a CPU", dtype) for dtype in (None, torch.float16))
 
 
 class Collaboration:
@@ -28,7 +30,9 @@ class Collaboration:
 
     state, epoch = SimpleNamespace(fresh=False), 0
 
-    def __init__(self, model: Dalle):
+    def __init__(self, model: nn.Module):
+        self.told = list[Event]()
+        self.emit = self.told.append
         self.sums = Accumulator([name for name, _ in model.named_parameters()])
         self.about = SimpleNamespace(micro_batch=0)
 
@@ -46,11 +50,11 @@ def stream(run: RunConfig) -> ExampleStream:
     return ExampleStream(run, load_tokenizer(run), 0)
 
 
-def made(run: RunConfig) -> tuple[MicroStep, Collaboration]:
+def made(run: RunConfig, device: Device = CPU) -> tuple[MicroStep, Collaboration]:
     task = task_of(run)
     model = task.new_model()
     collaboration = Collaboration(model)
-    return MicroStep(task, model, CPU, collaboration, None), collaboration  # type: ignore[arg-type]
+    return MicroStep(task, model, device, collaboration, None), collaboration  # type: ignore[arg-type]
 
 
 def test_the_first_micro_batch_is_computed_with_the_states_parameters(run: RunConfig, stream: ExampleStream) -> None:
@@ -119,3 +123,37 @@ def test_what_is_not_finite_is_not_counted_in(run: RunConfig, stream: ExampleStr
     assert not step(batch) and collaboration.sums.samples == 0
     step.__class__ = MicroStep
     assert step(batch) and collaboration.sums.samples == 2
+
+
+def in_fp16(**times: float) -> tuple[float, list[str]]:
+    """How far a language model's worst gradient is from fp32's, of its norm, and what was told.
+
+    times: module → times which its weights are the first ones.
+    """
+    found = []
+    for device in (CPU, HALF):
+        step, collaboration = made(tiny_words(tie_word_embeddings=False), device)
+        with torch.no_grad():
+            for name, module in step.model.named_modules():
+                if (factor := times.get(name.rpartition(".")[2])) is not None:
+                    module.weight.mul_(factor)
+        assert step(next(step.task.examples(0).batches(8))) and collaboration.sums.samples == 8
+        found.append(collaboration.sums._sums)
+    right, own = found
+    worst = max(float((own[name] - gradient).norm() / gradient.norm()) for name, gradient in right.items())
+    return worst, [str(event) for event in collaboration.told]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [{}, {"lm_head": 1e-4}, {"lm_head": 1e5, "norm": 1e-4}],
+    ids=["usual gradients", "small ones", "some overflow at first"],
+)
+def test_fp16_gives_the_gradients_of_fp32(times: dict[str, float]) -> None:
+    worst, told = in_fp16(**times)
+    assert worst < 0.03 and not told
+
+
+def test_a_model_that_fp16_does_not_hold_is_computed_in_fp32() -> None:
+    worst, told = in_fp16(down_proj=1e7)
+    assert worst < 1e-5 and len(told) == 1 and "fp16 does not hold what this model computes" in told[0]

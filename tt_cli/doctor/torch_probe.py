@@ -29,7 +29,7 @@ def main(wanted: str | None, run_file: str, hardware: Hardware | None = None) ->
     try:
         for card in hardware.gpus():
             gpu = {"name": hardware.name(card), "free": 0, "total": 0}
-            gpu["fault"] = hardware.fault(card, hardware.precision(card, True)[0] or torch.float32)
+            gpu["fault"] = hardware.fault(card, hardware.precision(card)[0] or torch.float32)
             if not gpu["fault"]:
                 gpu["free"], gpu["total"] = hardware.cuda.mem_get_info(card)
             found["gpus"].append(gpu)

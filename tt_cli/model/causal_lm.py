@@ -38,6 +38,7 @@ _BESIDE = {
 }  # fmt: skip
 _SETTINGS: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32, "trust_remote_code": False}
 _PIECES = 16  # of logits: what is in float32 grows with the examples, as all else does
+_SCALE = 2.0**15  # of the gradient of logits: in fp16 those of unlikely tokens would vanish
 _REFUSED = ("auto_map", "quantization_config")  # code of others, and weights that are not trained
 
 
@@ -138,14 +139,14 @@ class _CrossEntropy(torch.autograd.Function):
             if wanted:
                 shares = logarithms.exp_()
                 shares[torch.arange(len(target), device=target.device), target] -= 1
-                out.copy_(shares.div_(len(targets)))
+                out.copy_(shares.div_(len(targets) / _SCALE))
         ctx.save_for_backward(gradient)
         return total / len(targets)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0].to(gradient.dtype), None
+        return gradient * (outer[0] / _SCALE).to(gradient.dtype), None
 
 
 def checkpoint_layers(model: Any, on: bool) -> None:

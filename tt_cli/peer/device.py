@@ -112,14 +112,14 @@ class Hardware:
             return bool(self.xpu.is_bf16_supported(including_emulation=False))
         return device.type == "cuda" and bool(self.hip_version or self.cuda.get_device_capability(device) >= (8, 0))
 
-    def precision(self, device: torch.device, reversible: bool) -> tuple[torch.dtype | None, tuple[str, str]]:
+    def precision(self, device: torch.device) -> tuple[torch.dtype | None, tuple[str, str]]:
         """The autocast type; its name and the reason."""
         name = self.name(device)
         if self.has_bf16(device):
             return torch.bfloat16, ("bf16", f"{name} computes in bf16")
-        if reversible and device.type == "cuda":  # the trunk's branches scale their gradients to fp16's range
+        if device.type == "cuda":
             return torch.float16, ("fp16", f"{name} has no bf16")
-        return None, ("fp32", f"{name} has no bf16, and fp16 needs a reversible model on CUDA")
+        return None, ("fp32", f"{name} has no bf16, and fp16 is for CUDA")
 
     def fault(self, device: torch.device, dtype: torch.dtype) -> str:
         """The reason for which nothing trains on a GPU that torch names, and the remedy; "" where it works."""
@@ -162,7 +162,7 @@ def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Har
     named = _named(wanted, hardware) if wanted else None
     skipped = ""
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
-        (autocast, precision), name = hardware.precision(device, task.reversible), hardware.name(device)
+        (autocast, precision), name = hardware.precision(device), hardware.name(device)
         if not (fault := hardware.fault(device, autocast or torch.float32)):
             if device.type == "cuda" and not hardware.hip_version:
                 emit(Card(f"GPU-{hardware.cuda.get_device_properties(device).uuid}"))

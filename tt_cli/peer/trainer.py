@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -188,8 +188,19 @@ def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
         fusion.devices.add("cuda")
 
 
+class _Finite(torch.optim.SGD):
+    """For a scaler of losses, in the place of an optimizer: its step says that no gradient of a pass overflowed."""
+
+    def step(self, closure: Any = None) -> float:  # type: ignore[override]
+        return 1.0
+
+
 class MicroStep:
-    """Forward and backward of one micro-batch, with the newest shared parameters, or where local steps brought them."""
+    """Forward and backward of one micro-batch, with the newest shared parameters, or where local steps brought them.
+
+    In fp16 the loss is scaled, so that small gradients do not vanish (Micikevicius et al. 2018), where the model does
+    not scale them itself; a pass in which some overflow is repeated with half the scale.
+    """
 
     def __init__(
         self,
@@ -203,6 +214,9 @@ class MicroStep:
         self.task, self._local = task, local
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = trained(model)
+        scaled = device.autocast == torch.float16 and not task.reversible
+        self._scaler = torch.amp.GradScaler(device.torch_device.type, enabled=scaled)
+        self._finite = _Finite(self._parameters.values())
 
     def probe(self, stream: Examples) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
@@ -235,8 +249,7 @@ class MicroStep:
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._finite.zero_grad()
         release_memory(self.device.torch_device)
 
     def changed(self, size: int) -> None:
@@ -248,12 +261,23 @@ class MicroStep:
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        with self.device.precision():
-            loss, figures = self.task.losses(self.model, batch.to(self.device.torch_device))
-        loss.backward()
+        batch, finite = batch.to(self.device.torch_device), None
+        while not finite:
+            self._finite.zero_grad()
+            with self.device.precision():
+                loss, figures = self.task.losses(self.model, batch)
+            self._scaler.scale(loss).backward()
+            self._scaler.unscale_(self._finite)
+            finite = self._scaler.step(self._finite)
+            self._scaler.update()
+            if not finite and self._scaler.get_scale() < 1:
+                self._compute_in_full()
         return loss.detach(), figures
+
+    def _compute_in_full(self) -> None:
+        self.collaboration.emit(Choice("precision", "fp32", "fp16 does not hold what this model computes"))
+        self.model.float()
+        self.device, self._scaler = replace(self.device, autocast=None), torch.amp.GradScaler(enabled=False)
 
 
 @dataclass(frozen=True)
