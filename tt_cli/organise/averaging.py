@@ -1,9 +1,9 @@
 """The choice of what a run averages, by its members' lines: gradients at every step, or what local steps came to.
 
 All see the same examples: with H local steps a global step takes H times as many, and there are H times fewer of them.
-Of what local steps came to messages have all, or where that is too slow the largest elements: what they leave out comes
-later, so density, H and the length of a run are chosen together. Where devices still wait for rounds, inner steps go on
-beside them, from older parameters; that fills lines, so it is chosen only there.
+Of what local steps came to messages have the largest elements: what they leave out comes later, so density, H and the
+length of a run are chosen together. Where devices still wait for rounds, inner steps go on beside them, from older
+parameters; that fills lines, so it is chosen only there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ PEERS, LINE = 16, 20.0  # where nobody says more
 BUSY = 0.9  # part of the time in which a device should compute
 SHORT = 15.0  # seconds: matchmaking may take as long, so that a shorter round is not what a run waits for
 LONG = 1800.0  # seconds of a round: half of the longest time-out, and members come and go
-MOST_INNER_STEPS, LEAST_STEPS = 50, 20  # inner steps of a peer, the most that were tried; global steps that remain
-KEPT, TURNS = (64, 128, 256, 512), 22 * 512  # of each 4,096 elements; the least of a whole run that came far enough
-MORE_SAMPLES = 1.25  # that sparse messages took to the same loss, over those of dense ones (emoji-demo, 256 kept)
+MOST_INNER_STEPS = 50  # of a peer, the most that were tried
+KEPT, TURNS = (512, 256, 128, 64), 22 * 512  # of each 4,096 elements; the least of a whole run that came far enough
 BEHIND = 1.5  # rounds by which a run learns later where inner steps go on beside them (emoji-demo)
 SPARSE_TENSOR = 1024  # elements from which a tensor is sparse: all others would be most of a message
 RATE, WIDTH = 8e-3, 128  # the best of AdamW on emoji-demo; it falls with the width (Yang et al. 2022)
@@ -59,14 +58,14 @@ def chosen(run: RunConfig, members: Members, given: int | None = None) -> Way:
         return Way(round(made), run.sparse, bool(made) and run.optimizer.delayed)
     made = made or 1
     device, steps, ways = now.device / made, round(run.schedule.total_steps * made), []
-    for delayed, kept in itertools.product((False, True), (0, *KEPT) if now.line > SHORT else (0,)):
+    for delayed, kept in itertools.product((False, True), KEPT):
         line = max(run_pace(run.replaced(_messages(kept)), *members).line, run.swarm.matchmaking_time)
         enough = math.ceil(line / device * (1 / BUSY if delayed else BUSY / (1 - BUSY)))
-        most = min(MOST_INNER_STEPS, steps // (TURNS // kept if kept else LEAST_STEPS))
+        most = min(MOST_INNER_STEPS, steps // (TURNS // kept))
         number = min(enough, most) if given is None else given
         busy = min(BUSY, number * device / (max(number * device, line) if delayed else number * device + line))
         busy *= min(1.0, LONG / line, most / max(1, number))  # rounds that are seldom whole, and too few of them
-        samples = (MORE_SAMPLES if kept else 1.0) * (1 + BEHIND * number / steps if delayed else 1.0)
+        samples = 1 + BEHIND * number / steps if delayed else 1.0
         ways.append((busy / samples, Way(number, kept, delayed)))
     _, way = max(ways, key=lambda each: each[0])
     return way if way.inner_steps > 1 else Way(0, 0, False)
@@ -114,7 +113,7 @@ def reason(run: RunConfig, members: Members) -> str:
     if run.sparse:
         whole = duration(run_pace(run.replaced({"optimizer.sparse": 0}), *members).line)
         what += f", and of each 4,096 numbers the largest {run.sparse} sent, for all would take {whole}"
-        what += f" (each has {run.schedule.total_steps * run.sparse / CHUNK:.2g} turns in the run)"
+        what += f" (each has {round(run.schedule.total_steps * run.sparse / CHUNK, 1):g} turns in the run)"
     words = f"Your members send {mbits:g} Mbit/s: {what}; {after}a round moves {byte_count(now.sent)} up"
     gpu, hourly = GPUS[TYPICAL].title, byte_count(now.per_hour)
     busy = f"; a {gpu} is busy {percent(now.busy)} of the time, with {hourly} an hour each way"
