@@ -21,7 +21,6 @@ Needs g++ and a CPU build of torch.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from scripts.benchmarks.harness import printed_by
@@ -104,14 +103,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {**printed_by(__spec__.name, 0, 0, 0, "--peer"), **counted}
 
 
-def print_count_of_peer() -> None:
-    """Waits and copies of a trainer's micro-batch; in a process without torch so far, which this ends."""
+def count_of_peer() -> dict[str, int]:
+    """Waits and copies of a trainer's micro-batch; in a process without torch so far."""
     from testbed import computing_gpu
 
     from tt_cli.run import load_run
 
     found = computing_gpu.micro_batch(load_run("emoji-demo"))
-    computing_gpu.print_and_leave({"peer_waits": found["waits"], "peer_copies": found["copies"]["to the device"]})
+    return {"peer_waits": found["waits"], "peer_copies": found["copies"]["to the device"]}
 
 
 if __name__ == "__main__":
@@ -122,6 +121,7 @@ if __name__ == "__main__":
     parser.add_argument("--accounts", action="store_true")
     parser.add_argument("--peer", action="store_true")
     given = vars(parser.parse_args())
-    if given.pop("peer"):
-        print_count_of_peer()
-    print(json.dumps(count(**given)))
+    told = count_of_peer() if given.pop("peer") else count(**given)
+    from testbed import gpu
+
+    gpu.print_and_leave(told)

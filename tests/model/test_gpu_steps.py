@@ -108,4 +108,6 @@ def test_compiled_functions_count_as_inductors_kernels(counted: dict[str, Counte
 
 
 if __name__ == "__main__":
-    print(json.dumps(everything()))
+    from testbed import gpu  # before torch
+
+    gpu.print_and_leave(everything())

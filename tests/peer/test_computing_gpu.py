@@ -214,6 +214,6 @@ def test_the_stand_in_refuses_mixed_devices() -> None:
 
 
 if __name__ == "__main__":
-    from testbed.computing_gpu import print_and_leave  # before torch
+    from testbed import gpu  # before torch
 
-    print_and_leave({part: PARTS[part]() for part in sys.argv[1:]})
+    gpu.print_and_leave({part: PARTS[part]() for part in sys.argv[1:]})

@@ -8,14 +8,13 @@ can run out of memory at any operator.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import types
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from testbed import gpu  # before torch
 
@@ -275,15 +274,6 @@ def micro_batch(run: RunConfig) -> dict[str, Any]:
         peer = GpuPeer(run, KIND)
         peer.micro_step(peer.batch)
         return gpu.counted(lambda: peer.micro_step(peer.batch))
-
-
-def print_and_leave(told: Any) -> NoReturn:
-    """Print it as JSON and end the process at once, as `tt`'s workers do.
-
-    In Python's own way out a thread of autograd that still lets go of the device's tensors aborts the process.
-    """
-    print(json.dumps(told), flush=True)
-    os._exit(0)
 
 
 def _answer_of_memory() -> None:
