@@ -16,7 +16,6 @@ import asyncio
 import contextvars
 import functools
 import gc
-import itertools
 import logging
 import random
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halv
 STEPS_AFTER = 2  # that all make when the faults are over: the first may have been under way
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.25
-RUNS, COLLECTED = itertools.count(), 20  # schedules that this process ran; after so many what they left is freed
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
@@ -204,9 +202,8 @@ def run(schedule: Schedule, log: bool = False) -> Result:
     try:
         return in_virtual_time(_run(schedule, log))
     finally:
-        if next(RUNS) % COLLECTED == 0:
-            gc.collect()
-            _freeze()
+        gc.collect()
+        _freeze()
 
 
 @functools.cache
