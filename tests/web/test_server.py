@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -28,7 +29,7 @@ from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
-from tt_cli.web import schemas
+from tt_cli.web import live_updates, schemas
 from tt_cli.web import web_app as room
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.live_updates import LiveUpdates
@@ -309,7 +310,7 @@ def test_a_step_is_told_to_all_who_follow_whoever_asked_for_the_history_meanwhil
         return [json.loads(text.split("data: ")[1])["step"] for text in (m.plain.decode() for m in live._changes())]
 
     store.record_step(made(1), [], 100)
-    assert told() == [], "who begins asks for the history"
+    assert told() == [1], "whoever begins is told the newest"
     for step in (2, 3):
         store.record_step(made(step), [], 100)
     answers.history._looked_at = -1e9
@@ -317,6 +318,27 @@ def test_a_step_is_told_to_all_who_follow_whoever_asked_for_the_history_meanwhil
     assert told() == [2, 3] and told() == []
     store.go_back(1, 9)
     assert told() == [1]
+    store.close()
+
+
+def test_who_begins_misses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one that came after its history was read, nor one that comes while it is told that."""
+    monkeypatch.setattr(live_updates, "LOOK_SECONDS", 0.01)
+    store, answers = HistoryWriter(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
+    live = LiveUpdates(answers)
+
+    async def followed() -> list[int]:
+        store.record_step(made(1), [], 100)
+        async with contextlib.aclosing(live.messages()) as messages:
+            await anext(messages)
+            store.record_step(made(2), [], 100)
+            answers.history._looked_at = -1e9  # as a second later
+            while not live._sent:
+                await asyncio.sleep(0.01)
+            texts = [(await anext(messages)).plain.decode() for _ in range(2)]
+        return [json.loads(text.split("data: ")[1])["step"] for text in texts]
+
+    assert asyncio.run(followed()) == [1, 2]
     store.close()
 
 

@@ -86,7 +86,7 @@ def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, mon
         port = port_in(told.wait("web page is at"))
         clients = [Events(port, coding) for coding in ("gzip", "identity", "gzip, br")]
         for client in clients:
-            assert client.next("snapshot")["words"] == "grün <b>"
+            assert client.next("snapshot")["words"] == "grün <b>" and client.next("step")["step"] == 1
         store.record_step(made(2), [], 100)
         store.put("snapshot", snapshot(2.0), time.time())
         for client in clients:

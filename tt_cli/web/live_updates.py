@@ -56,6 +56,7 @@ class LiveUpdates:
         self._messages: deque[Message] = deque(maxlen=REMEMBERED)
         self._sent = 0  # messages ever
         self._snapshot: Message | None = None
+        self._step: Message | None = None  # the newest: it may have come after a client read the steps so far
         self._snapshot_time: Any = None
         self._mark: tuple[str, int] | None = None  # the steps that were told
         self._news, self._looking = asyncio.Event(), asyncio.Lock()
@@ -69,10 +70,9 @@ class LiveUpdates:
             if self._task is None:
                 await self._look()  # so that the first client begins with a snapshot too
                 self._task = self._task or asyncio.create_task(self._follow())
-            yield BEGIN
-            if self._snapshot is not None:
-                yield self._snapshot
             position = self._sent
+            for message in filter(None, (BEGIN, self._snapshot, self._step)):
+                yield message
             while True:
                 news = self._news
                 missed, position = self._sent - position, self._sent
@@ -114,9 +114,10 @@ class LiveUpdates:
         messages, history, told = [], self._answers.history, self._mark
         history.look()
         self._mark = history.mark
-        for step, at, loss, peers, speed in history.after(told, MOST_STEPS) if told is not None else []:
+        for step, at, loss, peers, speed in history.after(told or ("", 0), MOST_STEPS if told else 1):
             row = {"step": step, "time": at, "loss": loss, "peers": peers, "samples_per_second": speed}
-            messages.append(event("step", row))
+            self._step = event("step", row)
+            messages.append(self._step)
         with contextlib.suppress(NothingYet):
             snapshot = self._answers.snapshot()
             if snapshot["time"] != self._snapshot_time:
