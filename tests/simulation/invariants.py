@@ -8,6 +8,7 @@
 - *joins*: who accepts connections reduces, whatever the leader says;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign;
 - *no solo*: nobody steps alone or in a group of half of those who live or less;
+- *no two groups*: of two groups that step from one state an honest member that lives is in both;
 - *origin*: nobody holds a state that nobody made;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
@@ -66,6 +67,7 @@ class Watch:
         self.top = 0
         self._states = {(0, "00")}  # that somebody came to by a step
         self._few: dict[tuple[int, str], str] = {}  # state → words about the half of a round, or less, that made it
+        self._groups: dict[tuple[int, str], set[frozenset[int]]] = defaultdict(set)  # state → who went on from it
 
     def check_states(self, machines: Sequence[Machine]) -> None:
         """Note where one holds what nobody made."""
@@ -98,6 +100,10 @@ class Watch:
         group_id, commit = list(averager._rounds.items())[-1]
         if 2 * len(commit.members) <= living:
             raise Violation(f"no solo: {number} made step {state.epoch} with {len(commit.members)} of {living}")
+        group = frozenset(m.number for m in self.machines if m.honest and m.peer_id in commit.members)
+        self._groups[state.before].add(group)
+        if apart := [sorted(other) for other in self._groups[state.before] if not other & group]:
+            raise Violation(f"no two groups: {sorted(group)} and {apart} made step {state.epoch} from one state")
         if self._made.setdefault((state.before, group_id), digest) != digest:
             raise Violation(
                 f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"

@@ -16,7 +16,7 @@ from simulation.state import SimulatedTree
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.messages import Commitment
+from tt_cli.swarm.allreduce.messages import Commitment, SignedVote, average_hash
 from tt_cli.swarm.allreduce.votes import group_of, read_status
 
 METHODS = (
@@ -152,8 +152,10 @@ class Turned:
         hashes = list(status.hashes)
         for index in allreduce._own:
             hashes[index] = part_hash(self._turned(allreduce, index))
-        status = replace(status, hashes=tuple(hashes), commitment=self._signed(allreduce, status.commitment))
-        return status.pack(allreduce.group_id)
+        whole = average_hash(allreduce.group.shares, hashes)
+        vote = SignedVote(allreduce.name, str(allreduce.me), (whole,)).sign(allreduce.signer) if status.vote else b""
+        commitment = self._signed(allreduce, status.commitment)
+        return replace(status, hashes=tuple(hashes), vote=vote, commitment=commitment).pack(allreduce.group_id)
 
 
 def wrong(entropy: random.Random) -> Lie:
@@ -197,7 +199,7 @@ def two_faced(entropy: random.Random) -> Lie:
 class Leader:
     """Changes what it hands out where it leads, to all or to some."""
 
-    WAYS = ("nobody listens", "signs for others", "without", "old", "twice", "swapped", "elsewhere")
+    WAYS = ("nobody listens", "signs for others", "without", "old", "twice", "swapped", "elsewhere", "halves")
 
     def __init__(self, entropy: random.Random):
         self._ways = entropy.sample(self.WAYS, entropy.randint(1, 3))
@@ -230,9 +232,8 @@ class Leader:
         one, gathered = self._entropy.choice(others), list(gathered)
         if way in ("nobody listens", "signs for others"):
             for place in others:
-                body, key, signature = wire.ENVELOPE.read(self._envelope(gathered[place]))
-                fields = [*wire.JOIN.read(body)]
-                fields[5] = False
+                _, key, signature = wire.ENVELOPE.read(self._envelope(gathered[place]))
+                fields = self._join(gathered[place], 5, False)
                 changed = wire.ENVELOPE.pack((wire.JOIN.pack(tuple(fields)), key, signature))
                 self._put(gathered, place, changed if way == "nobody listens" else signer.sign(fields))
         elif way == "without":
@@ -246,11 +247,25 @@ class Leader:
             mine = peers.index(me)
             gathered[one], gathered[mine] = gathered[mine], gathered[one]
         elif way == "elsewhere":
-            body, _, _ = wire.ENVELOPE.read(self._envelope(gathered[peers.index(me)]))
-            fields = [*wire.JOIN.read(body)]
-            fields[3] = str(PeerID(peers[one]))
-            self._put(gathered, peers.index(me), signer.sign(fields))
+            self._put(
+                gathered,
+                peers.index(me),
+                signer.sign(self._join(gathered[peers.index(me)], 3, str(PeerID(peers[one])))),
+            )
+        elif way == "halves":  # which need nothing of it: it reduces in neither
+            self._put(gathered, peers.index(me), signer.sign(self._join(gathered[peers.index(me)], 5, False)))
+            first = {peer for place, peer in enumerate(sorted({*peers} - {me})) if place % 2}
+            half = {*peers} - first if told not in first else first | {me}
+            kept = [(peer, entry) for peer, entry in zip(peers, gathered, strict=True) if peer in half]
+            peers, gathered = [peer for peer, _ in kept], [entry for _, entry in kept]
         return peers, gathered
+
+    def _join(self, entry: bytes, field: int, value: Any) -> list[Any]:
+        """The fields of a join, one of them another one."""
+        body, _, _ = wire.ENVELOPE.read(self._envelope(entry))
+        fields = [*wire.JOIN.read(body)]
+        fields[field] = value
+        return fields
 
     @staticmethod
     def _envelope(entry: bytes) -> bytes:

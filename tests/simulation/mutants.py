@@ -27,7 +27,9 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "commit: half is heard": Mutant("allreduce.votes", "needed = quorum(1 + all_others)", "needed = 1", "moment"),
+    "commit: half is heard": Mutant(
+        "allreduce.votes", 'few = "" if is_quorum(there, 1 + all_others)', 'few = "" if True', "moment"
+    ),
     "commit: who dropped counts as heard": Mutant(
         "allreduce.commit", "in self._answered.items() if gone]", "in self._answered.items() if False]", "moment"
     ),
@@ -68,6 +70,15 @@ MUTANTS = {
     ),
     "quorum: a group of the minority": Mutant(
         "allreduce.round_plan", "if not self._are_enough(map(str, group.peer_ids)):", "if False:", "partition"
+    ),
+    "quorum: a group of just over half": Mutant(
+        "allreduce.round_plan",
+        "return is_quorum(sum(self.voices.get(peer, 1) for peer in peers), self.swarm)",
+        "return 2 * sum(self.voices.get(peer, 1) for peer in peers) > self.swarm",
+        "leader",
+    ),
+    "catch-up: votes for an average are nothing": Mutant(
+        "collaboration", "if self.take_over.follow(view, plan):", "if False:", "partition"
     ),
     "quorum: only those in the same state count": Mutant(
         "participants.selector",

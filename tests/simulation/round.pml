@@ -1,16 +1,17 @@
 /* One round as docs/protocol.md has it, in every order of events: group, transfer, votes, repetition, commit or drop.
 
    N members, the last of whom lies where LIES is defined: as a reducer it signs two averages, 1 and 2, for whom it
-   likes, and votes for whatever the one who asks is to believe; as LEADER it tells each member another group. Any message may be
-   lost, any member may drop the round, or die, at any time. What honest reducers make is the same for all members of a
-   group, so the liar's part stands for the whole average.
+   likes, and votes for whatever the one who asks is to believe; as LEADER it tells each member another group. Any
+   message may be lost, any member may drop the round, or die, at any time. What honest reducers make is the same for
+   all members of a group, so the liar's part stands for the whole average.
 
    With BACKUP all may be honest, and 1 is what a reducer signed that dies or seems to, 2 what its backups signed in the
    repetition of its part. Any member may have heard of either first, and believe in the death or not.
 
    Checked: no two honest members step with unlike averages. tests/simulation/test_model.py says with which sizes, and
-   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum; TWICE lets who has
-   voted for what the reducer signed vote in the repetition too; UNBEGUN lets backups stand in for who never began. */
+   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum, FEW has less
+   than a third of a group lie, where less than a third of the swarm does; TWICE lets who has voted for what the reducer
+   signed vote in the repetition too. */
 #ifndef N
 #define N 4
 #endif
@@ -27,6 +28,12 @@
 #define F(n) -1
 #else
 #define F(n) ((n - 1) / 3)
+#endif
+
+#ifdef FEW
+#define LIARS(n) F(n)
+#else
+#define LIARS(n) F(N)
 #endif
 
 byte size[32];    /* of a set of members */
@@ -48,9 +55,6 @@ inline count(i, value) {
      :: else
      fi;
      if :: j == i || IN(j, answered[i]) -> heard++ :: else fi;
- #ifndef UNBEGUN
-    whole = whole && (!IN(j, group[i]) || group[j] == group[i]);
-#endif
      j++
   :: else -> break
   od;
@@ -61,26 +65,23 @@ inline count(i, value) {
 
 inline step(i, value) {
   d_step {
-    whole = true; votes = 0; others = 0; heard = 0;
+    votes = 0; others = 0; heard = 0;
     count(i, value);
-    /* an honest member begins to reduce a part of the average in one group alone: without all of these nobody steps,
-       and no backup stands in for one that did not begin in this group */
 #ifdef HEARD
     if
-    :: whole && votes > others && heard >= QUORUM(size[group[i]]) &&
+    :: votes > others && heard >= QUORUM(size[group[i]]) &&
        (!others || 2 * votes > votes + others + size[group[i]] - heard) -> made[i] = value
     :: else
     fi;
 #else
-    if :: whole && votes >= QUORUM(size[group[i]]) -> made[i] = value :: else fi;
+    if :: 2 * votes > size[group[i]] + LIARS(size[group[i]]) -> made[i] = value :: else fi;
 #endif
-    whole = false; votes = 0; others = 0; heard = 0; j = 0
+    votes = 0; others = 0; heard = 0; j = 0
   }
 }
 
 proctype Member(byte i) {
   byte j, votes, heard, others;
-  bool whole;
   do
 #if defined(LIES) || defined(BACKUP)
   :: atomic { OPEN(i) && !vote[i] -> if :: vote[i] = 1 :: vote[i] = 2 fi }
@@ -139,8 +140,8 @@ init {
 #else
        some = (1 << N) - 1;
 #endif
-       /* a member takes no group without itself, or of half of the trainers */
-       if :: IN(i, some) && 2 * size[some] > N -> group[i] = some :: else -> dropped[i] = true fi;
+       /* a member takes no group without itself, or that is no quorum of the trainers */
+       if :: IN(i, some) && size[some] >= QUORUM(N) -> group[i] = some :: else -> dropped[i] = true fi;
        i++
     :: else -> break
     od;

@@ -127,7 +127,7 @@ def group(count: int) -> GroupInfo:
 
 @pytest.mark.parametrize(
     ("came", "expected", "enough"),
-    [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 6, False)],
+    [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 5, False), (4, 5, True), (4, 6, True)],
 )
 def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool) -> None:
     met = RoundPlan("0_aa", frozenset(), str(PEERS[0]), expected)
@@ -136,6 +136,16 @@ def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool
     else:
         with pytest.raises(ValueError, match=f"only {came} of {expected}"):
             met.check(group(came))
+
+
+@pytest.mark.parametrize(("signers", "enough"), [("ab", False), ("abc", True), ("abxyz", False), ("", False)])
+def test_an_average_needs_the_vote_of_a_trainer_who_does_not_lie(signers: str, enough: bool) -> None:
+    plan = RoundPlan("0_aa", swarm=7, voices=dict.fromkeys("abcdefg", 1))  # of which two may lie
+    if enough:
+        plan.check_votes(signers)
+    else:
+        with pytest.raises(ValueError, match=f"{len(signers)} votes of 7 trainers"):
+            plan.check_votes(signers)
 
 
 def test_a_group_with_a_spoiler_has_no_round() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,14 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
+from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, run_round
 
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverages, part_hash
+from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.messages import NotProven, SignedVote, average_hash, open_envelope, voters
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
-from tt_cli.swarm.allreduce.votes import PartStatus, agree, group_of, quorum, read_status
+from tt_cli.swarm.allreduce.votes import PartStatus, agree, group_of, is_quorum, liars_among, read_status
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
 A, B = part_hash(b"a"), part_hash(b"b")
@@ -30,7 +34,7 @@ HASHES = st.lists(st.sampled_from([A, B, MISSING]), min_size=3, max_size=3)
 def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, list[bytes]]) -> None:
     ends = {}
     for me, own in hashes.items():
-        found = agree(own, own, {peer: theirs for peer, theirs in hashes.items() if peer != me})
+        found = agree(own, hashes, dict.fromkeys(hashes, 1))
         for index, (wanted, holders) in found.wanted.items():
             assert wanted != own[index] and holders and all(hashes[peer][index] == wanted for peer in holders)
         mended = [found.wanted[index][0] if index in found.wanted else one for index, one in enumerate(own)]
@@ -54,7 +58,7 @@ def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, l
     ],
 )
 def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
-    found = agree([column[0]], [column[0]], {"x": [column[1]], "y": [column[2]]})
+    found = agree([column[0]], {peer: [one] for peer, one in zip("mxy", column, strict=True)}, dict.fromkeys("mxy", 1))
     wrong = {"lost": found.lost, "disputed": found.disputed, "unconfirmed": found.unconfirmed}
     assert [name for name, parts in wrong.items() if parts] == [outcome] * (outcome in wrong)
     if outcome in "AB":
@@ -80,8 +84,29 @@ def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
     ],
 )
 def test_who_did_not_hear_enough_commits_nothing(column: list[bytes], silent: int, commits: bool) -> None:
-    others = {str(number): [one] for number, one in enumerate(column[1:])}
-    assert agree([column[0]], [column[0]], others, silent).reached is commits
+    votes = {str(number): [one] for number, one in enumerate(column)}
+    voices = dict.fromkeys(map(str, range(len(column) + silent)), 1)
+    assert agree([column[0]], votes, voices).reached is commits
+
+
+@pytest.mark.parametrize(
+    ("voices", "voting", "trainers", "commits"),
+    [
+        ([1, 1, 1], 2, 3, True),
+        ([1, 1, 1], 2, 4, False),  # one of the four lies: it and one of two honest ones are not enough
+        ([1, 1, 1], 3, 4, True),
+        ([1, 1, 1, 1], 3, 7, False),  # of whom two may lie
+        ([1, 1, 1, 1, 1], 4, 7, True),
+        ([Fraction(1, 2), Fraction(1, 2), 1], 2, 2, False),  # one user's two peers
+        ([1, 1, Fraction(1, 2), Fraction(1, 2)], 2, 3, True),
+    ],
+)
+def test_votes_count_by_users_and_by_how_many_of_the_swarm_may_lie(
+    voices: list[Fraction | int], voting: int, trainers: int, commits: bool
+) -> None:
+    members = {str(number): voice for number, voice in enumerate(voices)}
+    votes = {peer: [A] if int(peer) < voting else [MISSING] for peer in members}
+    assert agree([A], votes, members, liars=liars_among(trainers)).reached is commits
 
 
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
@@ -91,10 +116,9 @@ def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data:
     dropped = data.draw(st.sets(st.sampled_from(range(len(column)))))
     for me, own in enumerate(column):
         heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
-        others = {str(one): [column[one]] for one in heard}
-        gone = {str(one) for one in heard & dropped}
-        found = agree([own], [own], others, len(column) - 1 - len(heard), gone)
-        assert bool(found.unheard) == (1 + len(heard - dropped) < quorum(len(column)))
+        votes = {str(one): [column[one]] for one in heard | {me}}
+        found = agree([own], votes, dict.fromkeys(map(str, range(len(column))), 1), {*map(str, heard & dropped)})
+        assert bool(found.unheard) != is_quorum(1 + len(heard - dropped), len(column))
         if found.reached and me not in dropped:
             ends.add(found.wanted[0][0] if found.wanted else own)
     assert len(ends) <= 1
@@ -102,9 +126,10 @@ def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data:
 
 @pytest.mark.parametrize("members", range(1, 100))
 def test_two_quorums_have_an_honest_member_in_common_where_less_than_a_third_lie(members: int) -> None:
-    liars = (members - 1) // 3
-    assert members / 2 < quorum(members) <= members - liars, "more than half, and the honest are enough"
-    assert 2 * quorum(members) - members > liars
+    liars, quorum = liars_among(members), next(some for some in range(members + 1) if is_quorum(some, members))
+    assert 3 * liars < members <= 3 * (liars + 1)
+    assert members / 2 < quorum <= members - liars, "more than half, and the honest are enough"
+    assert 2 * quorum - members > liars
 
 
 def message(value: object) -> runtime_pb2.ExpertInfo:
@@ -113,33 +138,33 @@ def message(value: object) -> runtime_pb2.ExpertInfo:
 
 def test_a_status_arrives_as_it_was() -> None:
     said = {"samples": 5, "loss": 2.5}
-    sent = PartStatus((A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True).pack(GROUP)
-    assert group_of(sent) == GROUP
-    assert read_status(sent, 2) == PartStatus(
-        (A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True
-    )
+    sent = PartStatus((A, B), said, b"vote", b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True)
+    assert group_of(sent.pack(GROUP)) == GROUP
+    assert read_status(sent.pack(GROUP), 2) == sent
 
 
 @pytest.mark.parametrize("clipped", [{"x": 3}, {"x": 0}, {"x": "1"}, {"x": 1.5}])
 def test_nonsense_about_who_was_clipped_is_not_shown(clipped: dict[object, object]) -> None:
-    assert read_status(message([GROUP, A + B, {}, b"", clipped, {}, False]), 2).clipped == {}
+    assert read_status(message([GROUP, A + B, b"", {}, b"", clipped, {}, False]), 2).clipped == {}
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        [GROUP, A, {}, b"", {}, {}, False],
-        [GROUP, A + B + A, {}, b"", {}, {}, False],
-        [GROUP, "words", {}, b"", {}, {}, False],
-        [GROUP, A + B, 5, b"", {}, {}, False],
-        [GROUP, A + B, {}, "words", {}, {}, False],
-        [GROUP, A + B, {}, b"", [], {}, False],
-        [GROUP, A + B, {}, b"", {}, [], False],
-        [GROUP, A + B, {}, b"", {}, {"x": 5}, False],
-        [GROUP, A + B, {}, b"", {}, {}, 5],
-        [GROUP, A + B, {}, b"", {}, {}],
-        [GROUP, A + B, {}, b"", {}],
-        [GROUP, A + B, {}],
+        [GROUP, A, b"", {}, b"", {}, {}, False],
+        [GROUP, A + B + A, b"", {}, b"", {}, {}, False],
+        [GROUP, "words", b"", {}, b"", {}, {}, False],
+        [GROUP, A + B, b"", 5, b"", {}, {}, False],
+        [GROUP, A + B, b"", {}, "words", {}, {}, False],
+        [GROUP, A + B, "vote", {}, b"", {}, {}, False],
+        [GROUP, A + B, {}, b"", {}, {}, False],
+        [GROUP, A + B, b"", {}, b"", [], {}, False],
+        [GROUP, A + B, b"", {}, b"", {}, [], False],
+        [GROUP, A + B, b"", {}, b"", {}, {"x": 5}, False],
+        [GROUP, A + B, b"", {}, b"", {}, {}, 5],
+        [GROUP, A + B, b"", {}, b"", {}, {}],
+        [GROUP, A + B, b"", {}, b"", {}],
+        [GROUP, A + B, b"", {}],
         [GROUP, A + B],
         {},
         7,
@@ -154,12 +179,12 @@ def test_what_is_no_status_of_this_round_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("said", [{"samples": -1, "loss": 1.0}, {"samples": 10**13, "loss": 1.0}, {"samples": "9"}])
 def test_nonsense_about_samples_is_not_shown(said: dict[str, object]) -> None:
-    assert read_status(message([GROUP, A, said, b"", {}, {}, False]), 1).said == {}
+    assert read_status(message([GROUP, A, b"", said, b"", {}, {}, False]), 1).said == {}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), "low", None])
 def test_nonsense_about_the_loss_is_not_shown(loss: object) -> None:
-    assert read_status(message([GROUP, A, {"samples": 4, "loss": loss}, b"", {}, {}, False]), 1).said == {}
+    assert read_status(message([GROUP, A, b"", {"samples": 4, "loss": loss}, b"", {}, {}, False]), 1).said == {}
 
 
 @pytest.mark.parametrize("value", [None, [1, None], ["key"], ["key", [-1]], ["key", ["0"]], ["key", 5]], ids=str)
@@ -191,9 +216,11 @@ def sent_by(store: AverageBuffer) -> list[runtime_pb2.ExpertInfo]:
     return asyncio.run(collect())
 
 
-def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageBuffer, int]:
+def take(
+    messages: list[runtime_pb2.ExpertInfo], check: Callable[..., None] = lambda average, votes: None
+) -> tuple[bool, AverageBuffer, int]:
     store, traffic = AverageBuffer(LAYOUT, CODEC), torch.zeros(2, dtype=torch.int64)
-    whole = asyncio.run(fetch_parts(donor_stub(messages), "key", store, None, 5.0, traffic))
+    whole = asyncio.run(fetch_parts(donor_stub(messages), "key", store, None, 5.0, traffic, check))
     return whole, store, int(traffic[1])
 
 
@@ -234,8 +261,8 @@ def test_bytes_that_do_not_fit_are_refused(averaged: AverageBuffer) -> None:
 def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged: AverageBuffer) -> None:
     good = sent_by(averaged)
     short = good[1].serialized_info[:-1]
-    reducers, joined = MSGPackSerializer.loads(good[0].serialized_info)
-    lied = message([reducers, part_hash(short) + joined[HASH_BYTES:]])
+    reducers, joined, votes = MSGPackSerializer.loads(good[0].serialized_info)
+    lied = message([reducers, part_hash(short) + joined[HASH_BYTES:], votes])
     with pytest.raises(ValueError, match="bytes for"):
         take([lied, runtime_pb2.ExpertInfo(serialized_info=short), *good[2:]])
 
@@ -247,4 +274,58 @@ def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged:
 )
 def test_a_header_that_cannot_be_is_refused(header: object) -> None:
     with pytest.raises(ValueError):
-        take([message(header)])
+        take([message([*header, []] if isinstance(header, list) else header)])
+
+
+def test_members_sign_what_they_vote_for_and_their_votes_are_kept_with_the_average() -> None:
+    outcomes = run_round(*map(Member, range(4)))
+    for outcome in outcomes:
+        average = average_hash(outcome.store.shares, outcome.store.hashes)
+        assert voters(outcome.commit.votes, NAME.run, NAME.state_key, average, open_envelope) == {*map(str, PEERS)}
+        assert not voters(outcome.commit.votes, NAME.run, "6_abc", average, open_envelope), "of another state"
+        assert not voters(outcome.commit.votes, "other-12345678", NAME.state_key, average, open_envelope)
+        assert not voters(outcome.commit.votes, NAME.run, NAME.state_key, bytes(32), open_envelope)
+    kept = KeptAverages(outcome.store, lambda: 0.0)
+    kept.committed(NAME.state_key, outcome.commit.votes)
+    (found,) = (average for average in [kept.find(NAME.state_key)] if average)
+    outcome.store.open((1,))
+    seen = list[tuple[bytes, tuple[bytes, ...]]]()
+    whole, store, _ = take(sent_by(found), lambda *told: seen.append(told))
+    assert whole and seen == [(average, outcome.commit.votes)] and not store.votes, "nobody has checked them"
+
+
+class Unsigned(CommitProtocol):
+    """Votes, and signs something else: nothing, another average, another round, or as another member."""
+
+    def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
+        said, mine = super().status(others), self.allreduce
+        if not said.vote:
+            return said
+        vote = SignedVote.read(said.vote, mine.signer.opened)
+        signed = {
+            "nothing": b"",
+            "another average": replace(vote, hashes=(bytes(32),)).sign(mine.signer),
+            "another round": replace(vote, name=replace(vote.name, group_id=bytes(32))).sign(mine.signer),
+            "as another": vote.sign(SIGNERS[0]),
+        }
+        return replace(said, vote=signed[self.way])
+
+    way = ""
+
+
+@pytest.mark.parametrize("way", ["nothing", "another average", "another round", "as another"])
+def test_votes_count_only_as_they_were_signed(way: str) -> None:
+    liar = Member(3)
+    liar.commit_type = type("Unsigned", (Unsigned,), {"way": way})
+    *honest, _ = run_round(*map(Member, range(3)), liar)
+    for outcome in honest:
+        assert not outcome.commit.dropped and str(PEERS[3]) not in outcome.commit.statuses
+        assert len(outcome.commit.votes) == 3
+
+
+def test_an_average_for_which_nobody_honest_need_have_voted_is_not_taken(averaged: AverageBuffer) -> None:
+    def check(average: bytes, votes: Sequence[bytes]) -> None:
+        raise NotProven("no votes")
+
+    with pytest.raises(NotProven, match="no votes"):
+        take(sent_by(averaged), check)

@@ -15,6 +15,7 @@ from tt_cli.supervisor.events import Event, Synchronised
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.compression.codec import codec_of
@@ -42,6 +43,7 @@ class Others:
         self._news = threading.Condition()
         self._seen = (0, "")
         self.asked: list[str] = []
+        self.plans: list[RoundPlan | None] = []
         self.clock, self.traffic = Clock(), [0, 0]
 
     def step(self) -> None:
@@ -73,8 +75,9 @@ class Others:
             self._news.notify_all()
             return SwarmState.of([record("a", epoch=self._seen[0], digest=self._seen[1])])
 
-    def fetch_average(self, donors: list[str], key: str, timeout: float) -> str | None:
+    def fetch_average(self, donors: list[str], key: str, timeout: float, plan: RoundPlan | None = None) -> str | None:
         self.asked.append(key)
+        self.plans.append(plan)
         if donors != ["a"] or key not in self._averages:
             return None
         self.store.buffer.load(self._averages[key])
@@ -107,6 +110,18 @@ def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]
         for _ in range(after):
             others.step()
         return mine, missed.replay(mine)
+
+
+@pytest.mark.parametrize("there", [{}, {"client_mode": True}, {"epoch": 2}, {"epoch": 0}, {"role": "aux"}], ids=str)
+def test_a_step_that_a_few_made_is_made_with_the_average_that_others_voted_for(there: dict[str, Any]) -> None:
+    others, mine, said = Others(), LockedState(trained(run=small_run())), list[Event]()
+    averager: Any = others
+    plan = RoundPlan(state_key(*mine.position))
+    others.make_step()
+    view = SwarmState((record("a", **{"epoch": 1, "digest": others.state.digest, **there}),), 0, mine.digest)
+    assert CatchUp("me", averager, mine, said.append).follow(view, plan) == (not there)
+    assert (others.asked, others.plans) == (([], []) if there else ([state_key(0, view.digest)], [plan]))
+    assert (mine.position == others.state.position) == (not there)
 
 
 STEPPING_LOCALLY = small_run(optimizer={"name": "local", "sparse": 0})

@@ -37,7 +37,7 @@ from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, RoundRules, SignedJoin, Signer
+from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, RoundRules, SignedJoin, Signer, voters
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
@@ -53,13 +53,14 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
-from tt_cli.swarm.allreduce.votes import group_of
+from tt_cli.swarm.allreduce.votes import group_of, liars_among
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.records.consensus import shared_voices
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
@@ -205,13 +206,16 @@ class Averager(StateBridge, DecentralizedAverager):
             words = " ".join(str(error).split()) or type(error).__name__
             return RoundResult(problem=words, seconds={"matchmaking": self.clock.monotonic() - started})
 
-    def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> str | None:
+    def fetch_average(
+        self, donors: Sequence[str], state_key: str, timeout: float, plan: RoundPlan | None = None
+    ) -> str | None:
         """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
 
-        Nobody vouches for it: whether it is the right one shows in the digest of the state that it leads to.
+        plan: one of its trainers who do not lie must have voted for it. Without it nobody vouches for the average:
+        whether it is the right one shows in the digest of the state that it leads to.
         """
         future = self.future_type()
-        self._outer_pipe.send(("_fetch_average", [list(donors), state_key, future], {}))
+        self._outer_pipe.send(("_fetch_average", [list(donors), state_key, plan, future], {}))
         try:
             return future.result(timeout=timeout)
         except Exception as error:  # a time-out, or whatever broke in the averager's process
@@ -352,7 +356,7 @@ class Averager(StateBridge, DecentralizedAverager):
         for guilty, proof in commit.proofs.items():
             self.audits.proofs.keep(guilty, proof)
         if not commit.dropped:
-            self._averages.committed(commit.allreduce.name.state_key)
+            self._averages.committed(commit.allreduce.name.state_key, commit.votes)
             doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)
         result = outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
         return replace(result, workless=workless)
@@ -380,6 +384,10 @@ class Averager(StateBridge, DecentralizedAverager):
                 peer: min(self.max_weight, contribution.allowed.get(peer, math.inf) + spare)
                 for peer in map(str, members)
             },
+            voices=shared_voices(
+                {str(peer): self._membership.admit(joins[peer].pass_text, str(peer)) for peer in joins}
+            ),
+            liars=liars_among(max(contribution.swarm, self._plan.swarm)),
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
@@ -439,15 +447,23 @@ class Averager(StateBridge, DecentralizedAverager):
             yield message
         await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see AllReduce.rpc_aggregate_part
 
-    async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
+    async def _fetch_average(
+        self, donors: Sequence[str], state_key: str, plan: RoundPlan | None, future: MPFuture
+    ) -> None:
         giver, fetch = None, asyncio.current_task()
         assert fetch is not None
         self._fetches.add(fetch)
+
+        def check(average: bytes, votes: Sequence[bytes]) -> None:
+            if plan is not None:
+                plan.check_votes(voters(votes, self.audits.rules.run, state_key, average, self.signer.opened))
+
         try:
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    if await fetch_parts(stub, state_key, self.store, None, self.next_chunk_timeout, self.traffic):
+                    patience, traffic = self.next_chunk_timeout, self.traffic
+                    if await fetch_parts(stub, state_key, self.store, None, patience, traffic, check):
                         giver = donor
                         break
                 except Exception as error:  # a donor may fail in any way; the next one is asked

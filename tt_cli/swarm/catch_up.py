@@ -18,6 +18,7 @@ from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
@@ -110,15 +111,32 @@ class CatchUp:
             key = state_key(*self._state.position)
             if not (giver := self._averager.fetch_average(self._givers(view), key, timeout) or ""):
                 return False
-            try:
-                self._state.step(DecodedGradients(self._averager.store.buffer))
-            except RolledBack as error:
-                self._emit(Trouble("state", str(error), "taking over the others' state"))
+            if not self._step():
                 return False
         if self._state.position != (view.epoch, view.digest):
             self._emit(Log(f"{giver} sent an average that does not lead to the others' state", "warning"))
             return False
         self._arrived(giver, started, int(self._averager.traffic[1]) - before)
+        return True
+
+    def follow(self, view: SwarmState, plan: RoundPlan) -> bool:
+        """Make the step that some made from this state, whom too few followed for it to be the view's.
+
+        Of the trainers of this plan, who are too few for a round, one who does not lie must have voted for its average.
+        """
+        epoch, key = self._state.epoch + 1, state_key(*self._state.position)
+        ahead = [r.peer_id for r in view.records if r.averages and not r.client_mode and r.epoch == epoch]
+        if not ahead or not self._averager.fetch_average(ahead, key, AVERAGE_SECONDS, plan):
+            return False
+        return self._step()
+
+    def _step(self) -> bool:
+        """Step with the average in the store; False where the organiser took the run back."""
+        try:
+            self._state.step(DecodedGradients(self._averager.store.buffer))
+        except RolledBack as error:
+            self._emit(Trouble("state", str(error), "taking over the others' state"))
+            return False
         return True
 
     def _givers(self, view: SwarmState) -> list[str]:

@@ -381,6 +381,10 @@ class Collaboration:
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._selector.forgive()
+                if self.take_over.follow(view, plan):
+                    self.round_log.dropped(self.epoch - 1, self.epoch, self._accumulator.held.samples, started)
+                    self._accumulator.give_back(self.averager.local)
+                    return self._publish()
                 self._wait_amid_round(plan.lacking)
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})

@@ -136,16 +136,20 @@ STATE_ANSWER = Form[Answer](
 PARTS_REQUEST = Form("request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16)
 """(group id, or the state key of a round that was committed; parts, None for all)"""
 
-AVERAGE_HEADER = Form("header of an average", tuple[Shares, Hashes], ((1, 1), bytes(64)))
-"""(shares of the reducers, hashes of all parts)"""
+Envelopes = tuple[bytes, ...]
+
+AVERAGE_HEADER = Form(
+    "header of an average", tuple[Shares, Hashes, Envelopes], ((1, 1), bytes(64), (b"vote",)), most=2**21
+)
+"""(shares of the reducers, hashes of all parts, signed votes for them where members stepped with it)"""
 
 STATUS = Form(
     "status of a round",
-    tuple[bytes, Hashes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool],
-    (b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False),
+    tuple[bytes, Hashes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool],
+    (b"group", bytes(32), b"vote", {"samples": 4, "loss": 1.0}, b"", {}, {}, False),
     most=2**22,
 )
-"""(group id, hashes, what is said, commitment, parts clipped by peer, commitments of others, whether it is dropped)"""
+"""(group id, hashes, signed vote, what is said, commitment, parts clipped by peer, commitments of others, dropped)"""
 
 MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
 
@@ -180,6 +184,13 @@ OPENING = Form(
     most=2**23,
 )
 """("opening", run, state key, group id, reducer, weight, spread, hashes of the parts that follow)"""
+
+VOTE = Form(
+    "vote",
+    tuple[Literal["vote"], str, str, bytes, Annotated[bytes, Field(min_length=32, max_length=32)]],
+    ("vote", "run-1a2b3c4d", "5_ab", b"group", bytes(32)),
+)
+"""("vote", run, state key, group id, hash of the whole average: of its shares and the hashes of its parts)"""
 
 COMMITMENT = Form(
     "commitment",

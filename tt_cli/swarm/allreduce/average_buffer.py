@@ -20,7 +20,7 @@ class AverageBuffer:
 
     codec: that of the run's averages. buffer: the encoded average, which both processes see. shares, parts, hashes:
     those of the round's reducers, how it cut the average, and the hash of each part, MISSING where it is not there;
-    known in the process that opened it.
+    known in the process that opened it. votes: signed ones for it, of those who stepped with it.
     """
 
     def __init__(self, layout: Partition, codec: GradientCodec):
@@ -29,11 +29,12 @@ class AverageBuffer:
         self.shares: tuple[int, ...] = ()
         self.parts: tuple[TensorPart, ...] = ()
         self.hashes: list[bytes] = []
+        self.votes: tuple[bytes, ...] = ()
 
     def open(self, shares: tuple[int, ...]) -> list[bytes]:
         """Forget what is in it. Returns the hashes of what comes now. Raises ValueError as `Partition.parts`."""
         parts = self.layout.parts(shares)
-        self.shares, self.parts, self.hashes = shares, parts, [MISSING] * len(parts)
+        self.shares, self.parts, self.hashes, self.votes = shares, parts, [MISSING] * len(parts), ()
         return self.hashes
 
     def put(self, index: int, encoded: bytes, hashes: list[bytes]) -> None:
@@ -63,9 +64,9 @@ class KeptAverages:
         self._newest: tuple[str, list[bytes]] = ("", [])
         self._kept: dict[str, AverageBuffer] = {}
 
-    def committed(self, state_key: str) -> None:
-        """The store holds the average with which members step from this state."""
-        self._newest = (state_key, self._store.hashes)
+    def committed(self, state_key: str, votes: tuple[bytes, ...] = ()) -> None:
+        """The store holds the average with which members step from this state. votes: signed ones for it."""
+        self._newest, self._store.votes = (state_key, self._store.hashes), votes
         if self._clock() < self._asked + WANTED_SECONDS:
             self._copy()
         else:
@@ -84,6 +85,7 @@ class KeptAverages:
             self._kept[key] = average = AverageBuffer(self._store.layout, self._store.codec)
             average.buffer.load(self._store.buffer.dump())
             average.shares, average.parts, average.hashes = self._store.shares, self._store.parts, list(hashes)
+            average.votes = self._store.votes
             for old in list(self._kept)[:-KEPT_AVERAGES]:
                 del self._kept[old]
 

@@ -4,7 +4,7 @@
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
-   A part without its reducer's word has no vote.
+   A part without its reducer's word has no vote. Who votes on all parts signs that.
 3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
    when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
 4. Where votes differ all are asked what their reducer signed. Who signed unlike averages for two members is guilty by
@@ -37,7 +37,7 @@ from hivemind.utils import get_logger
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, Opening
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, Opening, SignedVote, average_hash
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.allreduce.votes import Agreement, PartStatus, agree, group_of, read_status
 from tt_cli.swarm.clock import loop_time
@@ -77,7 +77,7 @@ class CommitProtocol:
         self._said, self._waited = said, dict[str, float]()
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
-        self._votes = [MISSING] * len(allreduce.parts)
+        self._votes, self._signed = [MISSING] * len(allreduce.parts), b""
         self._began: dict[str, bytes] = {}  # reducer → its opening in this round
         self.repetition: CommitProtocol | None = None
         self.over, self._compared = asyncio.Event(), asyncio.Event()
@@ -87,6 +87,13 @@ class CommitProtocol:
     def commitments(self) -> dict[str, bytes]:
         """Reducer → what it signed, as it said last."""
         return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
+
+    @property
+    def votes(self) -> tuple[bytes, ...]:
+        """What members that were heard signed of the average that is here, this one first."""
+        last = self.phases[-1]
+        said = [last.status(), *last.statuses.values()]
+        return tuple(status.vote for status in said if list(status.hashes) == last._hashes)
 
     @property
     def phases(self) -> list[CommitProtocol]:
@@ -104,7 +111,7 @@ class CommitProtocol:
         """Another member tells its status; tell it ours, when our transfer is over."""
         if peer not in self.members:
             raise ValueError("not a member of this round")
-        status = read_status(request, len(self.allreduce.parts))
+        status = self._read(request, str(peer))
         self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
         await asyncio.wait_for(self.over.wait(), self.patience)
@@ -203,9 +210,13 @@ class CommitProtocol:
         """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
         self._vote()
         spoke = self._answered.keys() | calling
-        heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
+        heard: dict[str, Sequence[bytes]] = {
+            peer: status.hashes for peer, status in self.statuses.items() if peer in spoke
+        }
         dropped = [peer for peer, gone in self._answered.items() if gone]
-        self.agreement = agree(self._hashes, self._votes, heard, len(others - heard.keys()), dropped)
+        me, group = str(self.me), self.allreduce.group
+        voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
+        self.agreement = agree(self._hashes, {me: self._votes} | heard, voices, dropped, group.liars)
 
     def _vote(self) -> None:
         """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated."""
@@ -239,8 +250,20 @@ class CommitProtocol:
     def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
         """This member's word at this moment. others: see `PartStatus`."""
         clipped = dict(self.allreduce.reducer.clipped)
-        votes, signed = tuple(self._votes), self.allreduce.commitment
-        return PartStatus(votes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
+        votes, signed, mine = tuple(self._votes), self.allreduce.commitment, self.allreduce
+        if MISSING not in votes and not self._signed:
+            whole = average_hash(mine.group.shares, votes)
+            self._signed = SignedVote(mine.name, str(self.me), (whole,)).sign(mine.signer)
+        return PartStatus(votes, self._said, self._signed, signed, clipped, others or {}, self.dropped, self._waited)
+
+    def _read(self, message: runtime_pb2.ExpertInfo, peer: str) -> PartStatus:
+        """Another member's status. Raises ValueError for any other, and for votes that it did not sign."""
+        status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
+        if MISSING not in status.hashes:
+            vote = SignedVote(mine.name, peer, (average_hash(mine.group.shares, status.hashes),))
+            if SignedVote.read(status.vote, mine.signer.opened) != vote:
+                raise NotProven("votes that are not signed")
+        return status
 
     def _left(self, until: float, patience: float = math.inf) -> float:
         return max(0.0, min(self.patience, patience, until - loop_time()))
@@ -264,7 +287,7 @@ class CommitProtocol:
         answer = await self.allreduce.stub_of(member).rpc_settle(question, timeout=timeout)
         if group_of(answer) != self.allreduce.group_id:
             raise ValueError("a status of another round")
-        return read_status(answer, len(self.allreduce.parts))
+        return self._read(answer, str(member))
 
     async def _ask(self, member: PeerID) -> None:
         peer, timeout, asked_again = str(member), self._left(self._asks_until), False
@@ -322,7 +345,7 @@ class CommitProtocol:
 
     async def _repair(self) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""
-        for holder in self.listening:
+        for holder in (member for member in self.listening if member != self.me):
             lacking = {
                 index: digest
                 for index, (digest, holders) in self.agreement.wanted.items()

@@ -5,6 +5,8 @@
 - A sender opens its stream to a reducer with an `Opening`: its samples, and the hash of every part that it will send.
 - A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
   hashes of its averages.
+- A member signs a `SignedVote` for the average as a whole. These are kept with it, and show who was not in the round
+  that it was made so.
 - An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
   guilty is who signed an average that does not follow from inputs that their senders signed. Or it is two unlike
   commitments of one reducer to one round: nobody honest signs twice, for its own join is in the group's id.
@@ -15,9 +17,10 @@ another, nor what is sent to a reducer what is sent to the same one as the backu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -206,6 +209,36 @@ class Commitment(SignedMessage):
     def contradicts(self, other: Commitment) -> bool:
         """True for two that nobody honest signs both."""
         return (self.name, self.reducer) == (other.name, other.reducer) and self != other
+
+
+@dataclass(frozen=True)
+class SignedVote(SignedMessage):
+    """A member's signed word that the whole average of a round has this hash; it signs none other in the round.
+
+    hashes: one, see `average_hash`.
+    """
+
+    kind, form, hash_bytes = "vote", wire.VOTE, INPUT_BYTES
+
+    name: RoundName
+    voter: str
+    hashes: tuple[bytes, ...]
+
+
+def average_hash(shares: Sequence[int], hashes: Sequence[bytes]) -> bytes:
+    """Hash of an average (INPUT_BYTES,): of how it is cut, and of the hashes of its parts."""
+    return hashlib.sha256(wire.AVERAGE_HEADER.pack((tuple(shares), b"".join(hashes), ()))).digest()
+
+
+def voters(votes: Iterable[bytes], run: str, state_key: str, average: bytes, opened: Opened) -> set[str]:
+    """Who signed one of these votes for the average with this hash, with which the run goes on from this state."""
+    found = set[str]()
+    for envelope in votes:
+        with contextlib.suppress(NotProven):
+            vote = SignedVote.read(envelope, opened)
+            if (vote.name.run, vote.name.state_key, vote.hashes) == (run, state_key, (average,)):
+                found.add(vote.voter)
+    return found
 
 
 @dataclass(frozen=True)

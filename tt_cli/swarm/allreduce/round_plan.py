@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -27,6 +27,7 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import NotProven, Opened, RoundName, SignedJoin, open_envelope
+from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -72,11 +73,16 @@ class RoundPlan:
 
     @property
     def enough(self) -> bool:
-        """More than half of the trainers' voices: no others can make the same step."""
+        """A quorum of the trainers' voices: no others can make the same step."""
         return self._are_enough(self.members)
 
     def _are_enough(self, peers: Iterable[str]) -> bool:
-        return 2 * sum(self.voices.get(peer, 1) for peer in peers) > self.swarm
+        return is_quorum(sum(self.voices.get(peer, 1) for peer in peers), self.swarm)
+
+    def check_votes(self, signers: Collection[str]) -> None:
+        """Raise ValueError where all of those trainers who voted for an average may lie."""
+        if sum(self.voices.get(peer, 0) for peer in signers) <= liars_among(self.swarm):
+            raise ValueError(f"{len(signers)} votes of {len(self.voices)} trainers")
 
     @property
     def lacking(self) -> str:
@@ -92,7 +98,7 @@ class RoundPlan:
     def check(self, group: GroupInfo) -> None:
         """Raise ValueError for a group in which no round may begin.
 
-        Two groups that both hold more than half of the trainers cannot be: a state has one successor.
+        Of two groups that both are a quorum of the trainers an honest one is in both: a state has one successor.
         """
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
@@ -146,7 +152,8 @@ class RoundGroup:
     more than MAX_REDUCERS. shares: of the average that each of these reduces, as integers of their sum. stub_of: peer
     id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to wait for a
     sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
-    members in their order.
+    members in their order. voices: as in `RoundPlan`, of the members, by the passes with which they joined. liars: the
+    largest number below a third of the trainers' voices.
     """
 
     name: RoundName
@@ -159,6 +166,8 @@ class RoundGroup:
     patience: float
     longest: float
     limits: Mapping[str, float]
+    voices: Mapping[str, Fraction | int] = field(default_factory=dict)
+    liars: int = 0
 
 
 class FalseGroup(ValueError):

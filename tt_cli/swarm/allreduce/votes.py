@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from hivemind.proto import runtime_pb2
@@ -18,13 +19,15 @@ from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
 class PartStatus:
     """One member's word about a round. hashes: its votes on the parts, or MISSING. said: samples and loss.
 
-    commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
-    others: peer id → what that member signed, b"" where it was not heard. dropped: it will not step with this average.
-    waited: peer id → seconds for which it waited for that one, not checked.
+    vote: what it signed, once it votes on all parts; b"" before. commitment: to what it reduced (messages.py), b""
+    without. clipped: peer id → of how many parts it clipped them. others: peer id → what that member signed, b"" where
+    it was not heard. dropped: it will not step with this average. waited: peer id → seconds for which it waited for
+    that one, not checked.
     """
 
     hashes: tuple[bytes, ...]
     said: dict[str, Any]
+    vote: bytes = b""
     commitment: bytes = b""
     clipped: dict[str, int] = field(default_factory=dict)
     others: dict[str, bytes] = field(default_factory=dict)
@@ -35,12 +38,13 @@ class PartStatus:
         """The message that carries it."""
         said = {**self.said, "waited": self.waited} if self.waited else self.said
         joined = b"".join(self.hashes)
-        return wire.STATUS.message((group_id, joined, said, self.commitment, self.clipped, self.others, self.dropped))
+        rest = self.commitment, self.clipped, self.others, self.dropped
+        return wire.STATUS.message((group_id, joined, self.vote, said, *rest))
 
 
 def read_status(message: bytes | runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     """Raises ValueError for anything else than the status of a round with so many parts."""
-    _, joined, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
+    _, joined, vote, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
     if len(joined) != HASH_BYTES * parts:
         raise ValueError("a status of another round")
     samples, loss = said.get("samples"), said.get("loss")
@@ -50,7 +54,7 @@ def read_status(message: bytes | runtime_pb2.ExpertInfo, parts: int) -> PartStat
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
     known = {"samples": samples, "loss": loss} if honest else {}
-    return PartStatus(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
+    return PartStatus(hashes, known, vote, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
 
 
 def group_of(message: bytes | runtime_pb2.ExpertInfo) -> bytes:
@@ -79,38 +83,51 @@ class Agreement:
         return not (self.lost or self.disputed or self.unconfirmed or self.unheard)
 
 
-def quorum(members: int) -> int:
-    """Of so many members, as many as commit together: two such sets share an honest one where less than a third lie."""
-    return (members + (members - 1) // 3) // 2 + 1
+def liars_among(voices: Fraction | int) -> int:
+    """The largest number below a third of so many: as many may lie."""
+    return max(0, math.ceil(Fraction(voices) / 3) - 1)
+
+
+def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> bool:
+    """Whether so many of all commit together: two such sets have an honest one in common.
+
+    liars: as many may be among them, where these are the part of a swarm.
+    """
+    return 2 * some > voices + max(liars, liars_among(voices))
 
 
 def agree(
     held: Sequence[bytes],
-    votes: Sequence[bytes],
-    others: Mapping[str, Sequence[bytes]],
-    silent: int = 0,
+    votes: Mapping[str, Sequence[bytes]],
+    voices: Mapping[str, Fraction | int],
     dropped: Collection[str] = (),
+    liars: int = 0,
 ) -> Agreement:
-    """The outcome of comparing votes. held: hashes of what this member has. others: peer id → votes.
+    """The outcome of comparing votes. held: hashes of what this member has. votes: peer id → those that were heard.
 
-    silent: how many more there are from whom nothing was heard. dropped: those of `others` that have dropped the round.
-    A quorum of all must be heard that has not, and each part needs the votes of as many.
+    voices: peer id → its share of a voice, of all who could be heard. dropped: those who have dropped the round. liars:
+    how many voices of the swarm may lie. A quorum must be heard that has not dropped it, and each part needs the votes
+    of one.
     """
-    there, all_others = 1 + len(others) - len(dropped), len(others) + silent
-    needed = quorum(1 + all_others)
-    few = f"heard from {there - 1} of {all_others} others" if there < needed else ""
+
+    def are_enough(peers: Iterable[str]) -> bool:
+        return is_quorum(sum(voices[peer] for peer in peers if peer not in dropped), sum(voices.values()), liars)
+
+    few = "" if are_enough(votes) else f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others"
     agreement = Agreement(unheard=few)
-    for index, mine in enumerate(votes):
-        counted = Counter(each[index] for each in (votes, *others.values()) if each[index] != MISSING)
-        if not counted:
+    for index, mine in enumerate(held):
+        voters = defaultdict[bytes, list[str]](list)
+        for peer, each in votes.items():
+            if each[index] != MISSING:
+                voters[each[index]].append(peer)
+        if not voters:
             agreement.lost.append(index)
             continue
-        best = counted.most_common(1)[0][0]
-        voters = [peer for peer, each in others.items() if each[index] == best]
-        if len(counted) > 1:
+        best = max(voters, key=lambda vote: sum(voices[peer] for peer in voters[vote]))
+        if len(voters) > 1:
             agreement.differing.append(index)
-        if (mine == best) + len({*voters} - {*dropped}) < needed:
-            (agreement.disputed if len(counted) > 1 else agreement.unconfirmed).append(index)
-        elif best != held[index]:
-            agreement.wanted[index] = (best, voters)
+        if not are_enough(voters[best]):
+            (agreement.disputed if len(voters) > 1 else agreement.unconfirmed).append(index)
+        elif best != mine:
+            agreement.wanted[index] = (best, voters[best])
     return agreement

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
+from tt_cli.swarm.allreduce.votes import is_quorum
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, REMEMBERED, Straggler, StragglerDetector
@@ -94,7 +95,8 @@ class ParticipantSelector:
             for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
                 votes[peer] += shares[record.peer_id]
         named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > sum(shares.values()))
-        return frozenset(peer for _, peer in named[: (len(shares) - 1) // 2])
+        spare = next(n for n in range(len(shares), -1, -1) if is_quorum(len(shares) - n, len(shares)))
+        return frozenset(peer for _, peer in named[:spare])
 
     def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -146,9 +146,14 @@ def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction | int]:
 
     In an open run anybody can say to be any user: there each peer has a voice of its own.
     """
-    users = {r.peer_id: ("user", r.user.lower()) if r.pass_text else ("peer", r.peer_id) for r in records}
-    peers = Counter(users.values())
-    return {peer_id: Fraction(1, count) if (count := peers[user]) > 1 else 1 for peer_id, user in users.items()}
+    return shared_voices({record.peer_id: record.user if record.pass_text else "" for record in records})
+
+
+def shared_voices(users: Mapping[str, str]) -> dict[str, Fraction | int]:
+    """As `voices`, of peer ids and the users for whom a pass vouches, "" without one."""
+    named = {peer: user.lower() for peer, user in users.items()}
+    peers = Counter(named.values())
+    return {peer: Fraction(1, peers[user]) if user and peers[user] > 1 else 1 for peer, user in named.items()}
 
 
 def enough(signers: Fraction | int, voters: Iterable[PeerRecord]) -> bool:
