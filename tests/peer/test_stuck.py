@@ -89,16 +89,16 @@ CAUSES: dict[str, tuple[PeerFacts, str, str, Remedy, bool]] = {
         Remedy.REJOIN,
         True,
     ),
-    "majority": (
+    "quorum": (
         PeerFacts(phase="waiting", since_phase=20, missing=("ben", "cleo")),
-        "majority",
-        "waits for the majority of the trainers: ben, cleo did not come",
+        "quorum",
+        "waits for a quorum of the trainers: ben, cleo did not come",
         Remedy.REMATCH,
         True,
     ),
     "many are missing": (
         PeerFacts(phase="waiting", since_phase=20, missing=tuple("abcdef")),
-        "majority",
+        "quorum",
         "a, b, c, d and 2 others did not come",
         Remedy.REMATCH,
         True,

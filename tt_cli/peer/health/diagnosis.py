@@ -37,7 +37,7 @@ class PeerFacts:
 
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
     run's matchmaking_time and averaging_timeout. since_growth: since the swarm's samples grew. download: bytes that
-    came, all, bytes a second. missing: names of trainers without which there is no majority. alone: no other trainer is
+    came, all, bytes a second. missing: names of trainers without which there is no quorum. alone: no other trainer is
     seen. lost_company: there were some, and not all said goodbye. listening: some trainer accepts connections.
     """
 
@@ -185,9 +185,9 @@ def _rounds(facts: PeerFacts) -> Diagnosis | None:
         return Diagnosis("averaging", words, (Remedy.REJOIN,), advice)
     if facts.waits and facts.missing:
         more = f" and {len(facts.missing) - NAMED} others" if len(facts.missing) > NAMED else ""
-        words = f"waits for the majority of the trainers: {', '.join(facts.missing[:NAMED])}{more} did not come"
+        words = f"waits for a quorum of the trainers: {', '.join(facts.missing[:NAMED])}{more} did not come"
         advice = "who does not come back counts no more when its record has expired"
-        return Diagnosis("majority", words, (Remedy.REMATCH, Remedy.REJOIN), advice)
+        return Diagnosis("quorum", words, (Remedy.REMATCH, Remedy.REJOIN), advice)
     if facts.failed_rounds >= FAILED_ROUNDS:
         words = f"{facts.failed_rounds} rounds in a row failed, the last one: {facts.problem or 'without a word'}"
         ladder = (Remedy.REMATCH, Remedy.REJOIN, Remedy.REMATCH, Remedy.REJOIN, Remedy.RESTART)

@@ -88,7 +88,7 @@ class ParticipantSelector:
         return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits([*own, *others], now))
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
-        """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
+        """Stragglers by the word of more than half of the trainers; never so many that the rest is no quorum."""
         trainers = [record for record in view.records if record.averages]
         shares, votes = {self._me: 1} | voices(trainers), defaultdict[str, Fraction | int](int)
         for record in trainers:

@@ -23,7 +23,7 @@ from fractions import Fraction
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.peer_record import PeerRecord
 
-STEPS_APART = 1  # voters in touch: a step is made by more than half of them
+STEPS_APART = 1  # voters in touch: a step is made by a quorum of them
 FASTER = 16.0  # than the trainer in the middle: more of a peer's speed does not count
 FAR_AHEAD = 2  # steps before what most hold, beyond what a late look at the records explains
 
