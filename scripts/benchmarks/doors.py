@@ -137,7 +137,7 @@ def measure_messages(members: int) -> dict[str, float]:
 
         key = RSAPrivateKey.__new__(RSAPrivateKey)
         key._private_key = made_key(key_file(Path(folder), run, "trainer"))
-        join, signer = SignedJoin(run.identity, "5_ab", peer, 0.0, True, 0, text), Signer(key)
+        join, signer = SignedJoin(run.identity, "5_ab", peer, 0.0, True, 0, True, text), Signer(key)
         signed = [
             MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(join.sign(signer))]) for _ in range(members)
         ]

@@ -7,7 +7,7 @@
 - *quorum*: who steps was told by more than half of its round that they have not dropped it;
 - *joins*: who accepts connections reduces, whatever the leader says;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign;
-- *no solo*: nobody steps alone or in a group of half of those who live or less;
+- *no solo*: nobody steps alone, or in a group of half or less of those who live and have made steps with others;
 - *no two groups*: of two groups that step from one state an honest member that lives is in both;
 - *origin*: nobody holds a state that nobody made;
 - *honesty*: no honest member is proven guilty;
@@ -92,14 +92,15 @@ class Watch:
         if state.epoch <= self.top - STEPS_APART:  # before this step it did not count
             state.taken_at = asyncio.get_running_loop().time()
         # who is further behind, as after a restart, does not count until it has caught up
-        living = sum(m.honest and m.alive and self._counts(m, state.epoch - 1) for m in self.machines)
+        living = [m for m in self.machines if m.honest and m.alive and self._counts(m, state.epoch - 1)]
         if alone:
-            if living > 1:
+            if len(living) > 1:
                 raise Violation(f"no solo: {number} made step {state.epoch} alone")
             return
         group_id, commit = list(averager._rounds.items())[-1]
-        if 2 * len(commit.members) <= living:
-            raise Violation(f"no solo: {number} made step {state.epoch} with {len(commit.members)} of {living}")
+        known = sum(m is machine or bool(m.collaboration._selector._met) for m in living)
+        if 2 * len(commit.members) <= known:
+            raise Violation(f"no solo: {number} made step {state.epoch} with {len(commit.members)} of {known}")
         group = frozenset(m.number for m in self.machines if m.honest and m.peer_id in commit.members)
         self._groups[state.before].add(group)
         if apart := [sorted(other) for other in self._groups[state.before] if not other & group]:
@@ -172,7 +173,7 @@ class Watch:
             if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
                 raise Violation(f"validity: an average of {machine.number} holds more than a mean does")
             counted = shares > EXACT / 4
-            idle = sum(weights[number] == 0.0 or self.machines[number].idle for number in members.values())
+            idle = sum(weights[number] == 0.0 or self._gave_nothing(commit, number) for number in members.values())
             if len(members) >= FEWEST and 2 * (counted.sum() + idle) <= len(members):
                 words = f"validity: {machine.number} counted {counted.sum()} of {len(members)} members"
                 self._few[machine.state.epoch, machine.state.digest] = words
@@ -183,6 +184,11 @@ class Watch:
                 right = weights * known / max(weights[known].sum(), 1.0)
                 if np.abs(shares - right)[known].max(initial=0.0) > EXACT:
                     raise Violation(f"validity: {machine.number} has {shares[counted]} for weights {weights[counted]}")
+
+    def _gave_nothing(self, commit: CommitProtocol, number: int) -> bool:
+        """Whether this machine, from which nothing may have been heard, had no samples in the round."""
+        other = self.machines[number].collaboration.averager._rounds.get(commit.allreduce.group_id)
+        return self.machines[number].idle or (other is not None and other.allreduce.weight == 0.0)
 
     def _check_memory(self, machine: Machine) -> None:
         averager, most = machine.collaboration.averager, MOST_TASKS + 16 * len(self.machines)

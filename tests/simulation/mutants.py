@@ -69,12 +69,15 @@ MUTANTS = {
         "allreduce.round_plan", "return self._are_enough(self.members)", "return True", "partition"
     ),
     "quorum: a group of the minority": Mutant(
-        "allreduce.round_plan", "if not self._are_enough(map(str, group.peer_ids)):", "if False:", "partition"
+        "allreduce.round_plan",
+        "if not (vouched or self._are_enough(map(str, group.peer_ids))):",
+        "if False:",
+        "partition",
     ),
     "quorum: a group of just over half": Mutant(
         "allreduce.round_plan",
-        "return is_quorum(sum(self.voices.get(peer, 1) for peer in peers), self.swarm)",
-        "return 2 * sum(self.voices.get(peer, 1) for peer in peers) > self.swarm",
+        "return is_quorum(sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers), self.swarm)",
+        "return 2 * sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers) > self.swarm",
         "leader",
     ),
     "catch-up: votes for an average are nothing": Mutant(
@@ -82,9 +85,27 @@ MUTANTS = {
     ),
     "quorum: only those in the same state count": Mutant(
         "participants.selector",
-        "counted = self.other_trainers(epoch) | {self._me}",
-        "counted = {record.peer_id for record in others} | {self._me}",
+        "counted, newcomer = self.counted(view, epoch)",
+        "counted, newcomer = {record.peer_id for record in view.members(epoch, digest)} | {self._me}, False",
         "partition",
+    ),
+    "quorum: whoever has a record counts": Mutant(
+        "participants.selector",
+        "return (met or voting or others) | {self._me}, bool(voting) and not met",
+        "return others | {self._me}, False",
+        "phantoms",
+    ),
+    "quorum: newcomers take any group": Mutant(
+        "allreduce.round_plan",
+        "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",
+        "vouched = self.newcomer",
+        "restart",
+    ),
+    "quorum: newcomers count by their records": Mutant(
+        "allreduce.round_plan",
+        "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",
+        "vouched = False",
+        "phantoms",
     ),
     "quorum: unseen is gone": Mutant("network.connectivity", "if not unseen:", "if True:", "long"),
     "quorum: records expire at once": Mutant(

@@ -23,16 +23,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from hivemind.dht.crypto import RSASignatureValidator
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import EXPIRATION, ClaimedLine, Machine, run_of
+from simulation.machine import EXPIRATION, ClaimedLine, Machine, key_of, run_of
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, in_virtual_time
+
+from tt_cli.swarm.records.publisher import peers_key
 
 FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 2  # that all make when the faults are over: the first may have been under way
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.25
+WRITING_SECONDS = 2.0  # between two records of who does not exist
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
@@ -46,7 +50,8 @@ class Scenario:
     deaths: crashes and hangs that do.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
-    third of them. waits: members compute nothing while a round has their gradient, as with local steps.
+    third of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
+    members compute nothing while a round has their gradient, as with local steps.
     """
 
     loss: float = 0.0
@@ -61,6 +66,7 @@ class Scenario:
     clients: int = 0
     skew: float = 0.0
     liars: tuple[str, ...] = ()
+    phantoms: int = 0
     aggregation: str = "mean"
     waits: bool = False
     sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
@@ -88,6 +94,7 @@ SCENARIOS = {
     "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
     "wrong": Scenario(liars=("wrong", "wrong", "evasive", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "phantoms": Scenario(phantoms=12, crashes=1, loss=0.001, sizes=(2, 3, 4, 5)),
     "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),
     "backup": Scenario(
         deaths=3,
@@ -100,7 +107,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong. kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar.
+    """One thing that goes wrong. kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms.
 
     about: numbers of members; of a death or a silence, who sends the message. how: of these and a moment, the method
     with whose message it begins, and its number; stop: after how many seconds it is over.
@@ -157,6 +164,9 @@ class Schedule:
                     faults.append(
                         Fault("liar", (number,), how=f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}")
                     )
+        if most.phantoms:
+            how = f"{entropy.randint(1, most.phantoms)}{entropy.choice(['', ' voting'])}"
+            faults.append(Fault("phantoms", start=entropy.uniform(first, last - 1.0), how=how))
         for _ in range(entropy.randint(1, most.deaths) if most.deaths else 0):
             what = f"{entropy.choice(DEADLY)} {entropy.randint(1, 4 * count * count)}"
             faults.append(Fault(entropy.choice(["death", "silence"]), stop=entropy.uniform(1.0, 6.0), how=what))
@@ -262,6 +272,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         method, count = fault.how.split()
         outside = contextvars.copy_context()  # of the machine that sends the message
         network.deaths[method, int(count)] = functools.partial(outside.run, _die, machines, fault, until, crashes)
+    written = [asyncio.create_task(_write(machines, f)) for f in schedule.faults if f.kind == "phantoms"]
     goal, words, deadline = 0, "", until + PROGRESS_SECONDS
     while not words:
         await asyncio.sleep(LOOK_SECONDS)
@@ -288,6 +299,8 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         words = str(violation)
     for machine in machines:
         machine.kill()
+    for task in written:
+        task.cancel()
     await asyncio.gather(*crashes)
     return Result(
         schedule,
@@ -309,6 +322,22 @@ async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.stop - fault.start)
     if fault.how != "for good":
         machine.start()
+
+
+async def _write(machines: list[Machine], fault: Fault) -> None:
+    """Records of trainers that do not exist, once there is a swarm: each says what the newest one of a machine says."""
+    await asyncio.sleep(fault.start)
+    while any(machine.state.epoch == 0 for machine in machines if machine.alive):
+        await asyncio.sleep(LOOK_SECONDS)
+    keys, (_, *votes) = [key_of(1000 + number) for number in range(int(fault.how.split()[0]))], fault.how.split()
+    while True:
+        directory = machines[0].collaboration.board
+        newest = max(directory.view.records, key=lambda record: record.epoch, default=None)
+        for key in keys if newest is not None else ():
+            record = newest.changed(peer_id=key.peer_id, vote=bool(votes), time=machines[0].clock.dht_time())
+            owner, until = RSASignatureValidator(key).local_public_key, record.time + EXPIRATION
+            directory._dht.store(peers_key(machines[0].run.identity), owner, record.model_dump(), until, True)
+        await asyncio.sleep(WRITING_SECONDS)
 
 
 def _die(machines: list[Machine], fault: Fault, until: float, tasks: list[asyncio.Task[None]], number: int) -> None:

@@ -42,7 +42,7 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
 
 def joins_of(members: int) -> dict[PeerID, SignedJoin]:
     """What so many members that accept connections say."""
-    join = SignedJoin("run", "0_00", "leader", 0.0, True, 0, "")
+    join = SignedJoin("run", "0_00", "leader", 0.0, True, 0, True, "")
     return {PeerID.from_base58(key_of(number).peer_id): join for number in range(members)}
 
 
@@ -78,7 +78,7 @@ def test_all_who_say_that_they_listen_reduce() -> None:
 def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
     async def check(averager: Averager) -> None:
         other, me, now = key_of(1).peer_id, str(averager.peer_id), averager.clock.dht_time()
-        usual = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, "")
+        usual = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "")
         changes = ({"time": now - 600.0}, {"time": now + 600.0}, {"state_key": "1_00"}, {"leader": other}, {"run": "r"})
         await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), me, 2))
         averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"

@@ -16,7 +16,7 @@ NOW = 1000.0  # DHT time at which all of them join
 def join_of(**changes: Any) -> SignedJoin:
     """What a member signs for the group that the first one leads, except for `changes`."""
     usual = {"run": NAME.run, "state_key": NAME.state_key, "leader": str(PEERS[0]), "time": NOW}
-    return SignedJoin(**usual | {"listens": True, "upload": 0, "pass_text": ""} | changes)
+    return SignedJoin(**usual | {"listens": True, "upload": 0, "steps": True, "pass_text": ""} | changes)
 
 
 def packed(envelope: bytes, mode: int = 0) -> bytes:

@@ -138,6 +138,19 @@ def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool
             met.check(group(came))
 
 
+@pytest.mark.parametrize(("came", "with_steps", "takes"), [(2, 1, True), (4, 1, False), (4, 2, True), (4, 0, False)])
+def test_a_newcomer_relies_on_those_in_its_group_who_have_made_steps(came: int, with_steps: int, takes: bool) -> None:
+    voices = {f"phantom {number}": 1 for number in range(9)} | {str(PEERS[0]): 1}
+    met = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 10, voices, newcomer=True)
+    if takes:
+        met.check(group(came), with_steps)
+    else:
+        with pytest.raises(ValueError, match=f"only {came} of 10"):
+            met.check(group(came), with_steps)
+    with pytest.raises(ValueError, match=f"only {came} of 10"):
+        replace(met, newcomer=False).check(group(came), with_steps)
+
+
 @pytest.mark.parametrize(("signers", "enough"), [("ab", False), ("abc", True), ("abxyz", False), ("", False)])
 def test_an_average_needs_the_vote_of_a_trainer_who_does_not_lie(signers: str, enough: bool) -> None:
     plan = RoundPlan("0_aa", swarm=7, voices=dict.fromkeys("abcdefg", 1))  # of which two may lie

@@ -46,6 +46,42 @@ def test_a_majority_goes_on_without_whom_it_refuses() -> None:
     assert found.members == {"me", "b"} and found.enough
 
 
+PHANTOMS = tuple(f"phantom {number}" for number in range(9))
+
+
+def test_trainers_that_nobody_met_do_not_count_for_who_has_met_others() -> None:
+    mine, seen = company("b", "c", *PHANTOMS), view("b", "c", *PHANTOMS, vote=True)
+    assert mine.plan(seen, *HERE).swarm == 12 and not mine.plan(seen, *HERE).steps
+    mine.ended(RoundResult(problem="they did not come"), PHANTOMS, seen.records, 5)
+    assert mine.plan(seen, *HERE).newcomer
+    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}, "c": {}}))
+    found = mine.plan(seen, *HERE)
+    assert (
+        found.swarm == 3 and found.enough and found.members == {"me", "b", "c"} and found.steps and not found.newcomer
+    )
+    mine.ended(RoundResult(rejected={"b": "sent nonsense", "c": "sent nonsense"}), (), seen.records, 5)
+    assert not mine.plan(seen, *HERE).enough, "whom it met counts, whatever it holds against it"
+
+
+def test_a_newcomer_counts_those_who_vote_and_does_not_go_alone() -> None:
+    mine = company("b", "c", "d")
+    beginning = mine.plan(view("b", "c", "d"), *HERE)
+    assert beginning.swarm == 4 and not (beginning.newcomer or beginning.steps), "nobody votes yet"
+    voting = SwarmState.of([record("me"), record("b", vote=True), record("c", vote=True), record("d")])
+    found = mine.plan(voting, *HERE)
+    assert found.swarm == 3 and found.newcomer and found.enough
+    mine.ended(RoundResult(rejected=dict.fromkeys("bcd", "sent nonsense")), (), (), 5)
+    assert not mine.plan(voting, *HERE).enough
+
+
+def test_phantoms_leave_nobody_out() -> None:
+    mine = company("b", "c", *PHANTOMS)
+    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}, "c": {}}))
+    seen = SwarmState.of([record("me"), record("b"), record("c"), *(record(one, slow=["c"]) for one in PHANTOMS)])
+    mine.ended(RoundResult(), PHANTOMS, seen.records, 5)
+    assert mine.plan(seen, *HERE).members >= {"me", "b", "c"}
+
+
 def test_against_whom_there_is_a_proof_does_not_count() -> None:
     mine = company("b", guilty=("b",))
     found = mine.plan(view("b"), *HERE)

@@ -167,7 +167,8 @@ class Averager(StateBridge, DecentralizedAverager):
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
-        join = SignedJoin(*group, now, not self.client_mode, self.upload, self._membership.mine())
+        facts = not self.client_mode, self.upload, plan.steps
+        join = SignedJoin(*group, now, *facts, self._membership.mine())
         gather, others = join.sign(self.signer), len(plan.members) - 1
         self._roster = len(gather) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
         return self.step(
@@ -387,7 +388,7 @@ class Averager(StateBridge, DecentralizedAverager):
             voices=shared_voices(
                 {str(peer): self._membership.admit(joins[peer].pass_text, str(peer)) for peer in joins}
             ),
-            liars=liars_among(max(contribution.swarm, self._plan.swarm)),
+            liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)

@@ -171,11 +171,11 @@ ENVELOPE = Form(
 
 JOIN = Form(
     "join",
-    tuple[Literal["join"], str, str, str, Finite, bool, Count, PassText],
-    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, "pass"),
+    tuple[Literal["join"], str, str, str, Finite, bool, Count, bool, PassText],
+    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, True, "pass"),
     most=MOST_JOIN,
 )
-"""("join", run, state key, leader, DHT time, whether it listens, upload in kbit/s, pass)"""
+"""("join", run, state key, leader, DHT time, whether it listens, upload in kbit/s, whether it made steps, pass)"""
 
 OPENING = Form(
     "opening",

@@ -155,9 +155,8 @@ async def average(stranger: Stranger, member: str) -> str:
 async def group(stranger: Stranger, member: str) -> str:
     """A place in the next round. It sends nothing then, and all others would wait for it."""
     facts, run = stranger.facts, stranger.run.identity
-    join = SignedJoin(
-        run, state_key(facts.epoch, facts.digest), facts.leader, get_dht_time(), True, 0, stranger.pass_text
-    )
+    group = run, state_key(facts.epoch, facts.digest), facts.leader
+    join = SignedJoin(*group, get_dht_time(), True, 0, True, stranger.pass_text)
     signed = join.sign(stranger.signer)
     request = averaging_pb2.JoinRequest(
         schema_hash=compute_schema_hash([torch.zeros(1)]),

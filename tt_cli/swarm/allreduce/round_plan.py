@@ -44,9 +44,10 @@ class RoundPlan:
     """The members that should average together, and where they meet. Plans of the same members and step are equal.
 
     state_key: names the state from which the round starts. members: peer ids, this peer included. leader: the one that
-    the others go to; "" when none of them accepts connections. swarm: voices of the trainers that there are,
-    whatever they hold. voices: peer id → its share of a voice, one for who is not in it. avoided: peers with which no
-    group is formed. welcome: those that a leader takes in, None for all. allowed: peer id → samples that it may claim.
+    the others go to; "" when none of them accepts connections. swarm: voices of the trainers of whom a group must hold
+    a quorum, whatever they hold. voices: peer id → share of a voice, of each of these; without any each member has one.
+    avoided: peers with which no group is formed. welcome: those that a leader takes in, None for all. allowed: peer id
+    → samples that it may claim. steps: this peer has made some with others. newcomer: it has not, and others say so.
     """
 
     state_key: str = ""
@@ -57,6 +58,8 @@ class RoundPlan:
     avoided: frozenset[str] = field(default=frozenset(), compare=False)
     welcome: frozenset[str] | None = field(default=None, compare=False)
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
+    steps: bool = field(default=True, compare=False)
+    newcomer: bool = field(default=False, compare=False)
 
     @classmethod
     def of(
@@ -64,20 +67,20 @@ class RoundPlan:
     ) -> RoundPlan:
         """A round of the peers of these records, led by one of those that accept connections.
 
-        voices: of all trainers that there are. turn: see `leader_of`.
+        voices, turn: see `RoundPlan` and `leader_of`.
         """
         members = frozenset(record.peer_id for record in records)
         leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode], turn)
-        swarm = sum(voices.values()) + len(members - voices.keys())
+        swarm = sum(voices.values()) if voices else len(members)
         return cls(state_key, members, leader, swarm, voices)
 
     @property
     def enough(self) -> bool:
-        """A quorum of the trainers' voices: no others can make the same step."""
-        return self._are_enough(self.members)
+        """A quorum of the trainers' voices: no others can make the same step. For a newcomer it is one of a group."""
+        return self._are_enough(self.members) or (self.newcomer and len(self.members) > 1)
 
     def _are_enough(self, peers: Iterable[str]) -> bool:
-        return is_quorum(sum(self.voices.get(peer, 1) for peer in peers), self.swarm)
+        return is_quorum(sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers), self.swarm)
 
     def check_votes(self, signers: Collection[str]) -> None:
         """Raise ValueError where all of those trainers who voted for an average may lie."""
@@ -95,16 +98,19 @@ class RoundPlan:
         """True if a leader lets it into the group."""
         return peer_id not in self.avoided and (self.welcome is None or peer_id in self.welcome)
 
-    def check(self, group: GroupInfo) -> None:
-        """Raise ValueError for a group in which no round may begin.
+    def check(self, group: GroupInfo, with_steps: int = 0) -> None:
+        """Raise ValueError for a group in which no round may begin. with_steps: others that have made some.
 
-        Of two groups that both are a quorum of the trainers an honest one is in both: a state has one successor.
+        Of two groups that both are a quorum of the trainers an honest one is in both: a state has one successor. Whom a
+        newcomer knows only by records may not exist: it relies on those in the group who have made steps, of whom one
+        does not lie.
         """
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
         if len(group.peer_ids) > MAX_MEMBERS:
             raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
-        if not self._are_enough(map(str, group.peer_ids)):
+        vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))
+        if not (vouched or self._are_enough(map(str, group.peer_ids))):
             raise ValueError(f"only {len(group.peer_ids)} of {max(len(self.voices), math.ceil(self.swarm))} {TOO_FEW}")
 
 
@@ -274,7 +280,8 @@ class LeaderRendezvous(GroupKeyManager):
         group_id = group_id_of(group.gathered)
         seeker = next(seeker for formed, seeker in reversed(self.formed) if formed == group_id)
         joins = joins_of(group, seeker.data_for_gather, self.peer_id, membership, opened, patience)
-        replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group)
+        with_steps = sum(join.steps for peer, join in joins.items() if peer != self.peer_id)
+        replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group, with_steps)
         if seeker.cancelled():
             raise ValueError("the group was given up")
         return joins

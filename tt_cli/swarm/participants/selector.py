@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -14,7 +14,7 @@ from tt_cli.swarm.allreduce.votes import is_quorum
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, REMEMBERED, Straggler, StragglerDetector
-from tt_cli.swarm.records.consensus import STEPS_APART, voices
+from tt_cli.swarm.records.consensus import STEPS_APART, voices, voters_among
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.shared_state import state_key
@@ -54,6 +54,7 @@ class ParticipantSelector:
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._turn, self._fails_since = turn, math.inf
         self._state_key = ""  # of the last plan
+        self._met = set[str]()  # in rounds that were committed
 
     @property
     def shunned(self) -> frozenset[str]:
@@ -68,7 +69,8 @@ class ParticipantSelector:
         guilty = set(self._guilty()) - {self._me}
         self.avoided |= dict.fromkeys(guilty, FOREVER)
         self._show_proofs(guilty, view)
-        self._left_out = self._slow_by_most(view)
+        counted, newcomer = self.counted(view, epoch)
+        self._left_out = self._slow_by_most([record for record in view.records if record.peer_id in counted])
         own = [record for record in view.records if record.peer_id == self._me]
         others = [
             record
@@ -77,7 +79,6 @@ class ParticipantSelector:
         ]
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
-        counted = self.other_trainers(epoch) | {self._me}
         known = voices(record for record in view.records if record.peer_id in counted)
         shares = dict.fromkeys(counted, 1) | known
         if (key := state_key(epoch, digest)) != self._state_key:
@@ -85,11 +86,11 @@ class ParticipantSelector:
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
         plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
+        plan = replace(plan, steps=bool(counted & self._met), newcomer=newcomer)
         return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits([*own, *others], now))
 
-    def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
+    def _slow_by_most(self, trainers: Sequence[PeerRecord]) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is no quorum."""
-        trainers = [record for record in view.records if record.averages]
         shares, votes = {self._me: 1} | voices(trainers), defaultdict[str, Fraction | int](int)
         for record in trainers:
             for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
@@ -111,6 +112,17 @@ class ParticipantSelector:
     def late(self, view: SwarmState, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that are about to come to this state, and may come to the next round."""
         return [record for record in view.late(epoch, digest) if self.no_shows.expects(record)]
+
+    def counted(self, view: SwarmState, epoch: int) -> tuple[frozenset[str], bool]:
+        """Of whom a group must hold a quorum: this peer, and the trainers with whom it has made steps.
+
+        Anybody can write records of trainers that do not exist. A newcomer counts those that say that they vote, so
+        that newcomers alone are no group where others made the state; where nobody says so, all. And whether this peer
+        is one where somebody does.
+        """
+        others = self.other_trainers(epoch)
+        met, voting = others & self._met, others & {record.peer_id for record in voters_among(view.records)}
+        return (met or voting or others) | {self._me}, bool(voting) and not met
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.
@@ -149,6 +161,7 @@ class ParticipantSelector:
         Returns of whom it says from now on that the swarm is faster without it.
         """
         self._disputed = frozenset()
+        self._met |= result.members.keys()
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
         now = self._clock.monotonic()
         whole, self._stepped_at = now - self._stepped_at, now
