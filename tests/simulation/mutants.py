@@ -85,13 +85,13 @@ MUTANTS = {
     ),
     "quorum: only those in the same state count": Mutant(
         "participants.selector",
-        "counted, newcomer = self.counted(view, epoch)",
-        "counted, newcomer = {record.peer_id for record in view.members(epoch, digest)} | {self._me}, False",
+        "counted, newcomer = self.counted(view, epoch, {record.peer_id for record in here}, false)",
+        "counted, newcomer = {record.peer_id for record in here} | {self._me}, False",
         "partition",
     ),
     "quorum: whoever has a record counts": Mutant(
         "participants.selector",
-        "return (met or voting or others) | {self._me}, bool(voting) and not met",
+        "return others & self._met | {self._me}, False",
         "return others | {self._me}, False",
         "phantoms",
     ),
@@ -101,6 +101,7 @@ MUTANTS = {
         "vouched = self.newcomer",
         "restart",
     ),
+    "commit: newcomers vote": Mutant("allreduce.commit", "dropped, group.liars, group.steps)", "dropped, group.liars)"),
     "quorum: newcomers count by their records": Mutant(
         "allreduce.round_plan",
         "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",

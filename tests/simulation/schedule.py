@@ -331,7 +331,7 @@ async def _write(machines: list[Machine], fault: Fault) -> None:
         await asyncio.sleep(LOOK_SECONDS)
     keys, (_, *votes) = [key_of(1000 + number) for number in range(int(fault.how.split()[0]))], fault.how.split()
     while True:
-        directory = machines[0].collaboration.board
+        directory = next(machine for machine in machines if machine.alive).collaboration.board
         newest = max(directory.view.records, key=lambda record: record.epoch, default=None)
         for key in keys if newest is not None else ():
             record = newest.changed(peer_id=key.peer_id, vote=bool(votes), time=machines[0].clock.dht_time())

@@ -109,6 +109,15 @@ def test_votes_count_by_users_and_by_how_many_of_the_swarm_may_lie(
     assert agree([A], votes, members, liars=liars_among(trainers)).reached is commits
 
 
+@pytest.mark.parametrize(
+    ("voting", "commits"), [("abc", False), ("xyz", False), ("xyza", False), ("abcx", True), ("xyab", True)]
+)
+def test_a_part_needs_the_votes_of_those_who_have_made_steps_and_of_all(voting: str, commits: bool) -> None:
+    """Of a, b and c and the newcomers x, y and z: a quorum of three is two, and one of six four."""
+    votes = {peer: [A] if peer in voting else [MISSING] for peer in "abcxyz"}
+    assert agree([A], votes, dict.fromkeys("abcxyz", 1), steps="abc").reached is commits
+
+
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
 @settings(deadline=None)
 def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data: st.DataObject) -> None:

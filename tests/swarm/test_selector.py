@@ -51,14 +51,13 @@ PHANTOMS = tuple(f"phantom {number}" for number in range(9))
 
 def test_trainers_that_nobody_met_do_not_count_for_who_has_met_others() -> None:
     mine, seen = company("b", "c", *PHANTOMS), view("b", "c", *PHANTOMS, vote=True)
-    assert mine.plan(seen, *HERE).swarm == 12 and not mine.plan(seen, *HERE).steps
+    assert mine.plan(seen, *HERE).swarm == 11 and not mine.plan(seen, *HERE).steps
     mine.ended(RoundResult(problem="they did not come"), PHANTOMS, seen.records, 5)
     assert mine.plan(seen, *HERE).newcomer
     mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}, "c": {}}))
     found = mine.plan(seen, *HERE)
-    assert (
-        found.swarm == 3 and found.enough and found.members == {"me", "b", "c"} and found.steps and not found.newcomer
-    )
+    assert found.swarm == 3 and found.enough and found.members == {"me", "b", "c"}
+    assert found.steps and not found.newcomer and found.leader in {"me", "b", "c"}
     mine.ended(RoundResult(rejected={"b": "sent nonsense", "c": "sent nonsense"}), (), seen.records, 5)
     assert not mine.plan(seen, *HERE).enough, "whom it met counts, whatever it holds against it"
 
@@ -69,9 +68,17 @@ def test_a_newcomer_counts_those_who_vote_and_does_not_go_alone() -> None:
     assert beginning.swarm == 4 and not (beginning.newcomer or beginning.steps), "nobody votes yet"
     voting = SwarmState.of([record("me"), record("b", vote=True), record("c", vote=True), record("d")])
     found = mine.plan(voting, *HERE)
-    assert found.swarm == 3 and found.newcomer and found.enough
+    assert found.swarm == 2 and found.newcomer and found.enough and found.leader in {"b", "c"}
+    assert mine.plan(voting, *HERE, {"b", "c"}).swarm == 4, "as if nobody voted, where all who do hand out false states"
     mine.ended(RoundResult(rejected=dict.fromkeys("bcd", "sent nonsense")), (), (), 5)
     assert not mine.plan(voting, *HERE).enough
+
+
+def test_nobody_leads_whom_one_has_not_met() -> None:
+    mine = company("b", *PHANTOMS)
+    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}}))
+    led = {mine.plan(view("b", *PHANTOMS, epoch=5, digest=f"{n:02x}"), 5, f"{n:02x}").leader for n in range(20)}
+    assert led == {"me", "b"}
 
 
 def test_phantoms_leave_nobody_out() -> None:

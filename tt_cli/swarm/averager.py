@@ -371,6 +371,7 @@ class Averager(StateBridge, DecentralizedAverager):
         reducers = [peer for peer in listening if peer in fastest]
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
+        users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, joins[self.peer_id].state_key, group_id),
             me=self.peer_id,
@@ -385,10 +386,9 @@ class Averager(StateBridge, DecentralizedAverager):
                 peer: min(self.max_weight, contribution.allowed.get(peer, math.inf) + spare)
                 for peer in map(str, members)
             },
-            voices=shared_voices(
-                {str(peer): self._membership.admit(joins[peer].pass_text, str(peer)) for peer in joins}
-            ),
+            voices=shared_voices(users),
             liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
+            steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)

@@ -60,10 +60,10 @@ class CatchUp:
 
     def attainable(self, view: SwarmState) -> SwarmState:
         """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
-        false = self._false_among(view) if self._false else ()
+        false = self.false_among(view) if self._false else ()
         return SwarmState.of(record for record in view.records if record.peer_id not in false) if false else view
 
-    def _false_among(self, view: SwarmState) -> frozenset[str]:
+    def false_among(self, view: SwarmState) -> frozenset[str]:
         """Those who handed over a false state. Where they are half of all it is rather this peer that is wrong."""
         since = self._averager.clock.monotonic() - FALSE_SECONDS
         false = frozenset(r.peer_id for r in view.records if self._false.get(r.peer_id, -math.inf) >= since)
@@ -158,7 +158,7 @@ class CatchUp:
                     STATE_SECONDS,
                     progress,
                     at_once=self._at_once,
-                    without=self._false_among(self._look()),
+                    without=self.false_among(self._look()),
                 )
                 with taken.chunks:
                     if not wanted(taken.tree):

@@ -325,7 +325,7 @@ class Collaboration:
             self.seek_anew.clear()
             self._matchmaker.drop()
             self._selector.forgive()
-        return self._selector.plan(view, *self.state.position)
+        return self._selector.plan(view, *self.state.position, self.take_over.false_among(view))
 
     def _wait(self, seconds: float = LOOK_SECONDS, missing: str = "") -> None:
         """Until something changed, or for so long. missing: words about what is waited for."""

@@ -5,20 +5,29 @@ In `scripts/bench attacks` it is a real peer until the step FIRST_STEP: the othe
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from hivemind.dht import DHT
+from hivemind.dht.crypto import RSASignatureValidator
 
 from testbed.attacks.gradients import GRADIENTS, poison
 from testbed.attacks.records import RECORDS, false_bytes, false_state
 from testbed.attacks.rounds import ROUNDS
+from tt_cli.run import RunConfig
 from tt_cli.swarm.collaboration import Collaboration
-from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht
+from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import LockedState
 
 FIRST_STEP = 3
 FALSE_DONOR, ANOTHERS, COPIED = "false donor", "another's peer id", "copied message"
-MEMBERS = tuple(dict.fromkeys([*ROUNDS, *GRADIENTS, COPIED, *RECORDS, FALSE_DONOR]))
+PHANTOM, PHANTOMS = "phantom trainers", 4  # of each attacker
+MEMBERS = tuple(dict.fromkeys([*ROUNDS, *GRADIENTS, COPIED, *RECORDS, PHANTOM, FALSE_DONOR]))
 
 
 def attacking(honest: type[Collaboration], attacks: Mapping[str, int], number: int) -> type[Collaboration]:
@@ -28,6 +37,8 @@ def attacking(honest: type[Collaboration], attacks: Mapping[str, int], number: i
             honest = _with_gradients(honest, attack, first, number)
         elif attack in RECORDS:
             honest = _with_records(honest, attack, first)
+        elif attack == PHANTOM:
+            honest = _with_phantoms(honest, first)
         elif attack == FALSE_DONOR:
             honest = _with_state(honest, first, number)
         elif attack not in (*ROUNDS, COPIED):
@@ -69,6 +80,28 @@ def _with_records(honest: type[Collaboration], attack: str, first: int) -> type[
             return super()._send(record.model_copy(update=lie))
 
     return type("Lying", (honest,), {"directory_type": Directory})
+
+
+def _with_phantoms(honest: type[Collaboration], first: int) -> type[Collaboration]:
+    class Directory(honest.directory_type):  # type: ignore[misc, name-defined]
+        """Writes what it says of itself for trainers that do not exist, too: each a DHT node with its own key."""
+
+        def __init__(self, run: RunConfig, dht: DHT, *more: Any):
+            super().__init__(run, dht, *more)
+            self._run, self._nodes = run, list[tuple[Identity, DHT]]()
+            for _ in range(PHANTOMS):
+                identity = claim_identity(Path(tempfile.mkdtemp()), "trainer")
+                self._nodes.append((identity, start_dht(run, identity, initial_peers=addresses_of(dht))))
+
+        def _send(self, record: PeerRecord) -> Any:
+            lasts = record.time + self._run.swarm.statistics_expiration
+            for identity, node in self._nodes if record.epoch + 1 >= first else ():
+                told = record.model_copy(update={"peer_id": identity.peer_id, "vote": True}).model_dump()
+                owner = RSASignatureValidator(identity.key).local_public_key
+                node.store(peers_key(self._run.identity), told, lasts, subkey=owner, return_future=True)
+            return super()._send(record)
+
+    return type("Inventing", (honest,), {"directory_type": Directory})
 
 
 def _with_state(honest: type[Collaboration], first: int, number: int) -> type[Collaboration]:

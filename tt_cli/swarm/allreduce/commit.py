@@ -216,7 +216,8 @@ class CommitProtocol:
         dropped = [peer for peer, gone in self._answered.items() if gone]
         me, group = str(self.me), self.allreduce.group
         voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
-        self.agreement = agree(self._hashes, {me: self._votes} | heard, voices, dropped, group.liars)
+        votes = {me: self._votes} | heard
+        self.agreement = agree(self._hashes, votes, voices, dropped, group.liars, group.steps)
 
     def _vote(self) -> None:
         """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated."""

@@ -65,12 +65,13 @@ class RoundPlan:
     def of(
         cls, state_key: str, records: Sequence[PeerRecord], voices: Mapping[str, Fraction | int], turn: int = 0
     ) -> RoundPlan:
-        """A round of the peers of these records, led by one of those that accept connections.
+        """A round of the peers of these records, led by one of those that accept connections, who has a voice if any.
 
         voices, turn: see `RoundPlan` and `leader_of`.
         """
         members = frozenset(record.peer_id for record in records)
-        leader = leader_of(state_key, [record.peer_id for record in records if not record.client_mode], turn)
+        able = [record.peer_id for record in records if not record.client_mode]
+        leader = leader_of(state_key, [peer for peer in able if voices.get(peer)] or able, turn)
         swarm = sum(voices.values()) if voices else len(members)
         return cls(state_key, members, leader, swarm, voices)
 
@@ -158,8 +159,8 @@ class RoundGroup:
     more than MAX_REDUCERS. shares: of the average that each of these reduces, as integers of their sum. stub_of: peer
     id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to wait for a
     sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
-    members in their order. voices: as in `RoundPlan`, of the members, by the passes with which they joined. liars: the
-    largest number below a third of the trainers' voices.
+    members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
+    liars: the largest number below a third of the trainers' voices. steps: members that say to have made some.
     """
 
     name: RoundName
@@ -174,6 +175,7 @@ class RoundGroup:
     limits: Mapping[str, float]
     voices: Mapping[str, Fraction | int] = field(default_factory=dict)
     liars: int = 0
+    steps: frozenset[str] = frozenset()
 
 
 class FalseGroup(ValueError):

@@ -102,16 +102,21 @@ def agree(
     voices: Mapping[str, Fraction | int],
     dropped: Collection[str] = (),
     liars: int = 0,
+    steps: Collection[str] = (),
 ) -> Agreement:
     """The outcome of comparing votes. held: hashes of what this member has. votes: peer id → those that were heard.
 
     voices: peer id → its share of a voice, of all who could be heard. dropped: those who have dropped the round. liars:
-    how many voices of the swarm may lie. A quorum must be heard that has not dropped it, and each part needs the votes
-    of one.
+    how many voices of the swarm may lie. steps: who has made some. A quorum must be heard that has not dropped it, and
+    each part needs the votes of one, which is also one of those who have made steps, where some have.
     """
+    electorates = [voices, {peer: voice for peer, voice in voices.items() if peer in steps}][: 1 + bool(steps)]
 
     def are_enough(peers: Iterable[str]) -> bool:
-        return is_quorum(sum(voices[peer] for peer in peers if peer not in dropped), sum(voices.values()), liars)
+        there = [peer for peer in peers if peer not in dropped]
+        return all(
+            is_quorum(sum(voices.get(peer, 0) for peer in there), sum(voices.values()), liars) for voices in electorates
+        )
 
     few = "" if are_enough(votes) else f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others"
     agreement = Agreement(unheard=few)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
-from tt_cli.swarm.allreduce.votes import is_quorum
+from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, REMEMBERED, Straggler, StragglerDetector
@@ -61,20 +61,21 @@ class ParticipantSelector:
         """Peers with which no round is made now."""
         return self._left_out | self.avoided.keys()
 
-    def plan(self, view: SwarmState, epoch: int, digest: str) -> RoundPlan:
-        """The round that this peer should make from this state.
+    def plan(self, view: SwarmState, epoch: int, digest: str, false: Collection[str] = ()) -> RoundPlan:
+        """The round that this peer should make from this state. false: see `counted`.
 
         Without those who did not come to the last rounds: they may be dead.
         """
         guilty = set(self._guilty()) - {self._me}
         self.avoided |= dict.fromkeys(guilty, FOREVER)
         self._show_proofs(guilty, view)
-        counted, newcomer = self.counted(view, epoch)
+        here = [record for record in view.members(epoch, digest) if record.peer_id not in guilty]
+        counted, newcomer = self.counted(view, epoch, {record.peer_id for record in here}, false)
         self._left_out = self._slow_by_most([record for record in view.records if record.peer_id in counted])
         own = [record for record in view.records if record.peer_id == self._me]
         others = [
             record
-            for record in view.members(epoch, digest)
+            for record in here
             if record.peer_id not in {self._me, *self.shunned} and self.no_shows.expects(record)
         ]
         # others would take the places of those who should come; records may be read late
@@ -113,16 +114,21 @@ class ParticipantSelector:
         """Members that are about to come to this state, and may come to the next round."""
         return [record for record in view.late(epoch, digest) if self.no_shows.expects(record)]
 
-    def counted(self, view: SwarmState, epoch: int) -> tuple[frozenset[str], bool]:
-        """Of whom a group must hold a quorum: this peer, and the trainers with whom it has made steps.
+    def counted(
+        self, view: SwarmState, epoch: int, here: Set[str], false: Collection[str]
+    ) -> tuple[frozenset[str], bool]:
+        """Of whom a group must hold a quorum: this peer and the trainers with whom it has made steps, if there are any.
 
         Anybody can write records of trainers that do not exist. A newcomer counts those that say that they vote, so
-        that newcomers alone are no group where others made the state; where nobody says so, all. And whether this peer
-        is one where somebody does.
+        that newcomers alone are no group where others made the state; where these may all lie, everybody. And whether
+        this peer is one where some vote. here: who holds its state. false: whose word on states counts for nothing.
         """
         others = self.other_trainers(epoch)
-        met, voting = others & self._met, others & {record.peer_id for record in voters_among(view.records)}
-        return (met or voting or others) | {self._me}, bool(voting) and not met
+        voting = others & {record.peer_id for record in voters_among(view.records)} - {*false}
+        if others & self._met:
+            return others & self._met | {self._me}, False
+        everybody = others | here | {self._me}
+        return voting if len(voting) > liars_among(len(everybody)) else everybody, bool(voting)
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.
