@@ -28,7 +28,10 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "commit: half is heard": Mutant(
-        "allreduce.votes", 'few = "" if is_quorum(there, 1 + all_others)', 'few = "" if True', "moment"
+        "allreduce.votes",
+        "is_quorum(sum(voices.get(peer, 0) for peer in there), sum(voices.values()), liars) for",
+        "bool(there) for",
+        "moment",
     ),
     "commit: who dropped counts as heard": Mutant(
         "allreduce.commit", "in self._answered.items() if gone]", "in self._answered.items() if False]", "moment"
@@ -70,14 +73,14 @@ MUTANTS = {
     ),
     "quorum: a group of the minority": Mutant(
         "allreduce.round_plan",
-        "if not (vouched or self._are_enough(map(str, group.peer_ids))):",
+        "if not (vouched or self._are_enough(came)):",
         "if False:",
         "partition",
     ),
     "quorum: a group of just over half": Mutant(
         "allreduce.round_plan",
-        "return is_quorum(sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers), self.swarm)",
-        "return 2 * sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers) > self.swarm",
+        "return is_quorum(sum(self.voices.get(peer, 1) for peer in self._counting(peers)), self.swarm)",
+        "return 2 * sum(self.voices.get(peer, 1) for peer in self._counting(peers)) > self.swarm",
         "leader",
     ),
     "catch-up: votes for an average are nothing": Mutant(
@@ -134,7 +137,9 @@ MUTANTS = {
         "finding.guilty = Commitment.read(accusation.commitment, self.rules.opened).reducer",
         "calm",
     ),
-    "commit: who is gone is not counted": Mutant("allreduce.commit", "len(others - heard.keys())", "0", "moment"),
+    "commit: who is gone is not counted": Mutant(
+        "allreduce.commit", "for peer in {me} | others}", "for peer in {me} | heard.keys()}", "moment"
+    ),
     "quorum: a peer that lost all goes on alone": Mutant(
         "network.connectivity", "if not found.answered and self._initial:", "if False:", "long"
     ),

@@ -145,9 +145,9 @@ def test_a_newcomer_relies_on_those_in_its_group_who_have_made_steps(came: int, 
     if takes:
         met.check(group(came), with_steps)
     else:
-        with pytest.raises(ValueError, match=f"only {came} of 10"):
+        with pytest.raises(ValueError, match="only 1 of 10"):
             met.check(group(came), with_steps)
-    with pytest.raises(ValueError, match=f"only {came} of 10"):
+    with pytest.raises(ValueError, match="only 1 of 10"):
         replace(met, newcomer=False).check(group(came), with_steps)
 
 

@@ -115,8 +115,8 @@ class SignedJoin:
     """A member's signed word to the leader of a group, for this group alone.
 
     time: when it was signed (DHT time). listens: the member accepts connections, and so reduces. upload: kbit/s that
-    its line carries, 0 where it does not know. steps: it has made some with others. pass_text: its pass, "" in an open
-    run.
+    its line carries, 0 where it does not know. steps: it has made some since it began. pass_text: its pass, "" in an
+    open run.
     """
 
     run: str

@@ -47,7 +47,7 @@ class RoundPlan:
     the others go to; "" when none of them accepts connections. swarm: voices of the trainers of whom a group must hold
     a quorum, whatever they hold. voices: peer id → share of a voice, of each of these; without any each member has one.
     avoided: peers with which no group is formed. welcome: those that a leader takes in, None for all. allowed: peer id
-    → samples that it may claim. steps: this peer has made some with others. newcomer: it has not, and others say so.
+    → samples that it may claim. steps: this peer has made some. newcomer: it has not, and others have.
     """
 
     state_key: str = ""
@@ -80,8 +80,11 @@ class RoundPlan:
         """A quorum of the trainers' voices: no others can make the same step. For a newcomer it is one of a group."""
         return self._are_enough(self.members) or (self.newcomer and len(self.members) > 1)
 
+    def _counting(self, peers: Iterable[str]) -> list[str]:
+        return [peer for peer in peers if peer in self.voices or not self.voices]
+
     def _are_enough(self, peers: Iterable[str]) -> bool:
-        return is_quorum(sum(self.voices.get(peer, 0 if self.voices else 1) for peer in peers), self.swarm)
+        return is_quorum(sum(self.voices.get(peer, 1) for peer in self._counting(peers)), self.swarm)
 
     def check_votes(self, signers: Collection[str]) -> None:
         """Raise ValueError where all of those trainers who voted for an average may lie."""
@@ -92,7 +95,7 @@ class RoundPlan:
     def lacking(self) -> str:
         """Words about whom the members need for a step; "" when they are enough."""
         if not self.enough:
-            return f"for more than {len(self.members)} of {len(self.voices) or self.swarm} trainers"
+            return f"for more than {len(self._counting(self.members))} of {len(self.voices) or self.swarm} trainers"
         return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
     def takes(self, peer_id: str) -> bool:
@@ -111,8 +114,9 @@ class RoundPlan:
         if len(group.peer_ids) > MAX_MEMBERS:
             raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
         vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))
-        if not (vouched or self._are_enough(map(str, group.peer_ids))):
-            raise ValueError(f"only {len(group.peer_ids)} of {max(len(self.voices), math.ceil(self.swarm))} {TOO_FEW}")
+        came = self._counting(map(str, group.peer_ids))
+        if not (vouched or self._are_enough(came)):
+            raise ValueError(f"only {len(came)} of {max(len(self.voices), math.ceil(self.swarm))} {TOO_FEW}")
 
 
 def leader_of(state_key: str, peers: Iterable[str], turn: int = 0) -> str:
