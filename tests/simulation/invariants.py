@@ -8,7 +8,7 @@
 - *joins*: who accepts connections reduces, whatever the leader says;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign;
 - *no solo*: nobody steps alone, or in a group of half or less of those who live and have made steps with others;
-- *no two groups*: of two groups that step from one state an honest member that lives is in both;
+- *no two groups*: of two groups that step from one state an honest member is in both;
 - *origin*: nobody holds a state that nobody made;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
@@ -186,7 +186,7 @@ class Watch:
                     raise Violation(f"validity: {machine.number} has {shares[counted]} for weights {weights[counted]}")
 
     def _gave_nothing(self, commit: CommitProtocol, number: int) -> bool:
-        """Whether this machine, from which nothing may have been heard, had no samples in the round."""
+        """True for a machine, from which nothing may have been heard, without samples in the round."""
         other = self.machines[number].collaboration.averager._rounds.get(commit.allreduce.group_id)
         return self.machines[number].idle or (other is not None and other.allreduce.weight == 0.0)
 

@@ -229,7 +229,7 @@ class Leader:
         others = [place for place, peer in enumerate(peers) if peer != me and (self._to_itself or peer != told)]
         if not others:
             return peers, gathered
-        one, gathered = self._entropy.choice(others), list(gathered)
+        one, mine, gathered = self._entropy.choice(others), peers.index(me), list(gathered)
         if way in ("nobody listens", "signs for others"):
             for place in others:
                 _, key, signature = wire.ENVELOPE.read(self._envelope(gathered[place]))
@@ -244,16 +244,12 @@ class Leader:
         elif way == "twice":
             peers, gathered = [*peers, peers[one]], [*gathered, gathered[one]]
         elif way == "swapped":
-            mine = peers.index(me)
             gathered[one], gathered[mine] = gathered[mine], gathered[one]
         elif way == "elsewhere":
-            self._put(
-                gathered,
-                peers.index(me),
-                signer.sign(self._join(gathered[peers.index(me)], 3, str(PeerID(peers[one])))),
-            )
+            fields = self._join(gathered[mine], 3, str(PeerID(peers[one])))
+            self._put(gathered, mine, signer.sign(fields))
         elif way == "halves":  # which need nothing of it: it reduces in neither
-            self._put(gathered, peers.index(me), signer.sign(self._join(gathered[peers.index(me)], 5, False)))
+            self._put(gathered, mine, signer.sign(self._join(gathered[mine], 5, False)))
             first = {peer for place, peer in enumerate(sorted({*peers} - {me})) if place % 2}
             half = {*peers} - first if told not in first else first | {me}
             kept = [(peer, entry) for peer, entry in zip(peers, gathered, strict=True) if peer in half]

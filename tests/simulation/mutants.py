@@ -138,7 +138,7 @@ MUTANTS = {
         "calm",
     ),
     "commit: who is gone is not counted": Mutant(
-        "allreduce.commit", "for peer in {me} | others}", "for peer in {me} | heard.keys()}", "moment"
+        "allreduce.commit", "for peer in {me} | others}", "for peer in votes}", "moment"
     ),
     "quorum: a peer that lost all goes on alone": Mutant(
         "network.connectivity", "if not found.answered and self._initial:", "if False:", "long"

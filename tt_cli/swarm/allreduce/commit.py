@@ -90,7 +90,7 @@ class CommitProtocol:
 
     @property
     def votes(self) -> tuple[bytes, ...]:
-        """What members that were heard signed of the average that is here, this one first."""
+        """Signed votes for the average that is here, of this member and of those that were heard."""
         last = self.phases[-1]
         said = [last.status(), *last.statuses.values()]
         return tuple(status.vote for status in said if list(status.hashes) == last._hashes)
@@ -210,13 +210,11 @@ class CommitProtocol:
         """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
         self._vote()
         spoke = self._answered.keys() | calling
-        heard: dict[str, Sequence[bytes]] = {
-            peer: status.hashes for peer, status in self.statuses.items() if peer in spoke
-        }
-        dropped = [peer for peer, gone in self._answered.items() if gone]
         me, group = str(self.me), self.allreduce.group
+        votes: dict[str, Sequence[bytes]] = {me: self._votes}
+        votes |= {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
+        dropped = [peer for peer, gone in self._answered.items() if gone]
         voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
-        votes = {me: self._votes} | heard
         self.agreement = agree(self._hashes, votes, voices, dropped, group.liars, group.steps)
 
     def _vote(self) -> None:
@@ -251,11 +249,12 @@ class CommitProtocol:
     def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
         """This member's word at this moment. others: see `PartStatus`."""
         clipped = dict(self.allreduce.reducer.clipped)
-        votes, signed, mine = tuple(self._votes), self.allreduce.commitment, self.allreduce
+        votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
             whole = average_hash(mine.group.shares, votes)
             self._signed = SignedVote(mine.name, str(self.me), (whole,)).sign(mine.signer)
-        return PartStatus(votes, self._said, self._signed, signed, clipped, others or {}, self.dropped, self._waited)
+        rest = mine.commitment, clipped, others or {}, self.dropped, self._waited
+        return PartStatus(votes, self._said, self._signed, *rest)
 
     def _read(self, message: runtime_pb2.ExpertInfo, peer: str) -> PartStatus:
         """Another member's status. Raises ValueError for any other, and for votes that it did not sign."""

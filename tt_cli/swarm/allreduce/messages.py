@@ -233,7 +233,7 @@ def average_hash(shares: Sequence[int], hashes: Sequence[bytes]) -> bytes:
 
 
 def voters(votes: Iterable[bytes], run: str, state_key: str, average: bytes, opened: Opened) -> set[str]:
-    """Who signed one of these votes for the average with this hash, with which the run goes on from this state."""
+    """The signers of those votes that are for the average with this hash, as the one to step with from this state."""
     found = set[str]()
     for envelope in votes:
         with contextlib.suppress(NotProven):

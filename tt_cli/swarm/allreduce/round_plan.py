@@ -77,7 +77,7 @@ class RoundPlan:
 
     @property
     def enough(self) -> bool:
-        """A quorum of the trainers' voices: no others can make the same step. For a newcomer it is one of a group."""
+        """A quorum of the trainers' voices: no others make the same step. A newcomer sees that of the group alone."""
         return self._are_enough(self.members) or (self.newcomer and len(self.members) > 1)
 
     def _counting(self, peers: Iterable[str]) -> list[str]:

@@ -89,9 +89,9 @@ def liars_among(voices: Fraction | int) -> int:
 
 
 def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> bool:
-    """Whether so many of all commit together: two such sets have an honest one in common.
+    """True for so many of all that they may commit together: two such sets have an honest one in common.
 
-    liars: as many may be among them, where these are the part of a swarm.
+    liars: how many may be among all of them, where they are a part of a swarm.
     """
     return 2 * some > voices + max(liars, liars_among(voices))
 
