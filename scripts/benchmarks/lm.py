@@ -15,7 +15,6 @@ import contextlib
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 from scripts.benchmarks.harness import in_turns
+from scripts.benchmarks.process_figures import seconds_on
 from tt_cli.data.examples import Batch
 from tt_cli.peer.device import choose_device
 from tt_cli.peer.trainer import MicroStep
@@ -71,12 +71,13 @@ def gpt2_like(run: CausalLmRun) -> CausalLmRun:
     return run.replaced({"model.config": json.dumps({"model_type": "gpt2", **sizes, **places, **without, **ends})})
 
 
-def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
-    """The figures of a run's model. few: micro-batches in a turn."""
+def figures_of(run: CausalLmRun, where: str, turns: int, few: int) -> dict[str, Any]:
+    """The figures of a run's model on a device. few: micro-batches in a turn."""
     task = task_of(run)
-    device = choose_device("cpu", task, lambda event: None)
+    device = choose_device(where, task, lambda event: None)
     ours = task.new_model()
-    theirs = loaded_again(ours).train()
+    theirs = loaded_again(ours).train().to(device.torch_device)
+    ours.to(device.torch_device)
     stream = task.examples(0)
     batches = stream.batches(SIZE)
     step = Alone(task, ours, device, None, None)  # type: ignore[arg-type]
@@ -84,10 +85,8 @@ def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
 
     def timed(compute: Callable[[Batch], None]) -> Callable[[], float]:
         def turn() -> float:
-            began = time.perf_counter()
-            for _ in range(few):
-                compute(next(batches))
-            return few * SIZE * run.model.length / (time.perf_counter() - began)
+            seconds = seconds_on(device.torch_device, lambda: [compute(next(batches)) for _ in range(few)])
+            return few * SIZE * run.model.length / seconds
 
         return turn
 
@@ -104,9 +103,12 @@ def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
         need = task.need(device.kind, itemsize=device.itemsize, micro_batch=SIZE, budget=budget)
         return next(item.bytes for item in need.items if item.what == "activations kept")
 
-    sides = {"ours": computes(ALL), "plain": timed(lambda batch: plain(theirs, batch, autocast)), "again": computes(0)}
+    def plainly(batch: Batch) -> None:
+        plain(theirs, batch.to(device.torch_device), autocast)
+
+    sides = {"ours": computes(ALL), "plain": timed(plainly), "again": computes(0)}
     speeds = {name: statistics.median(found) for name, found in in_turns(sides, turns).items()}
-    ids = next(batches).tensors["ids"][:2, :-1]
+    ids = next(batches).tensors["ids"][:2, :-1].to(device.torch_device)
     with torch.no_grad():
         own: Any = ours.eval()
         difference = (own(input_ids=ids).logits - theirs.eval()(input_ids=ids).logits).abs().max()
@@ -121,9 +123,15 @@ def figures_of(run: CausalLmRun, turns: int, few: int) -> dict[str, Any]:
     }
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of its own."""
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     run = CausalLmRun.of(load_run("words-demo" if args.quick else "words"))
     turns, few = (5, 4) if args.quick else (15, 6)
     shown = {"model": run.run.name, "threads": torch.get_num_threads()}
-    return {**figures_of(run, turns, few), **shown, "gpt2": figures_of(gpt2_like(run), turns, few)}
+    gpt2 = figures_of(gpt2_like(run), args.device, turns, few)
+    return {**figures_of(run, args.device, turns, few), **shown, "gpt2": gpt2}
