@@ -84,9 +84,12 @@ def figures_of(run: CausalLmRun, where: str, turns: int, few: int) -> dict[str, 
     autocast = device.precision if device.dtype_name != "fp32" else contextlib.nullcontext
 
     def timed(compute: Callable[[Batch], None]) -> Callable[[], float]:
+        def some() -> None:
+            for _ in range(few):
+                compute(next(batches))
+
         def turn() -> float:
-            seconds = seconds_on(device.torch_device, lambda: [compute(next(batches)) for _ in range(few)])
-            return few * SIZE * run.model.length / seconds
+            return few * SIZE * run.model.length / seconds_on(device.torch_device, some)
 
         return turn
 

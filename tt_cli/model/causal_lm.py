@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, nll_loss
 
 from tt_cli.errors import TTError, UsageError
+from tt_cli.model.layers.fused import fused
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -149,16 +150,20 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient * (outer[0] / _SCALE).to(gradient.dtype), None
 
 
+def fuse_layers(model: nn.Module) -> nn.Module:
+    """Have each layer compiled where training does so; a model whose layers are others runs as it is."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)):
+        layer.forward = fused(layer.forward, dynamic=None)
+    return model
+
+
 def checkpoint_layers(model: Any, on: bool) -> None:
     """Have each layer computed again for the backward pass, instead of kept; a model that cannot do so keeps them."""
     on = on and model.supports_gradient_checkpointing
     if model.is_activation_checkpointing != on:
         (model.activation_checkpointing_enable if on else model.activation_checkpointing_disable)()
-
-
-def width(configuration: str) -> int:
-    """Columns of the model's stream."""
-    return int(_config(json.loads(configuration)).hidden_size)
 
 
 def check_fit(configuration: str, length: int, ids: int) -> None:

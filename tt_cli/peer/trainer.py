@@ -49,7 +49,6 @@ from tt_cli.task.task import Examples, Task, narrow, trained
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
 COMPILE_WORKERS = 4  # processes of Inductor at most, each of some hundred MB: there are a handful of kernels
-COMPILED_FROM = 20_000_000  # parameters, counted in every layer that uses them; an estimate, not measured on a GPU
 FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
@@ -112,7 +111,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         model.to(device.torch_device)
         budget = choose_activation_budget(task, device, room, emit) if task.recomputes else 0
         task.keep(model, budget)
-        _allow_compiling(task.sizes()["effective"], device, emit)
+        _allow_compiling(task, device, emit)
         step = parts.micro_step(task, model, device, collaboration, shared, local)
         memory = RoomMemory(task, device, room, budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
@@ -177,13 +176,13 @@ def _most_at_a_time(run: RunConfig) -> int | None:
     return run.optimizer.inner_batch if run.optimizer.name == "local" else None
 
 
-def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
+def _allow_compiling(task: Task[Any], device: Device, emit: Emit) -> None:
     """Have elementwise work compiled on a GPU, where the model is large enough for that to pay."""
     fusion.warn = lambda words: emit(Log(words, "warning"))
     if device.torch_device.type != "cuda":
         fusion.off = "compiling pays on GPUs of CUDA and ROCm"
-    elif parameters < COMPILED_FROM:
-        fusion.off = f"compiling is for models of {COMPILED_FROM:,} parameters or more, and this has {parameters:,}"
+    elif (has := task.sizes()["effective"]) < task.compiled_from:
+        fusion.off = f"compiling is for models of {task.compiled_from:,} parameters or more, and this has {has:,}"
     else:
         fusion.devices.add("cuda")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
@@ -31,6 +31,7 @@ class CausalLmTask(Task["nn.Module"]):
     """The training task of a language model's run. Sizes and need are torch's and transformers' own answers."""
 
     recomputes = True
+    compiled_from = 0
     _budget: float = math.inf
 
     def __init__(self, run: RunConfig) -> None:
@@ -48,9 +49,7 @@ class CausalLmTask(Task["nn.Module"]):
 
     @property
     def width(self) -> int:
-        from tt_cli.model.causal_lm import width
-
-        return width(self.run.model.config)
+        return int(cast(Any, self.unfilled_model("meta")).config.hidden_size)
 
     def prepare(self) -> None:
         self.tokenizer  # noqa: B018
@@ -140,7 +139,7 @@ def fetched_model(configuration: str, name: str, revision: str | None) -> tuple[
 
 
 def _made(parts: Parts, seed: int | None) -> nn.Module:
-    from tt_cli.model.causal_lm import adapted, causal_lm
+    from tt_cli.model.causal_lm import adapted, causal_lm, fuse_layers
 
     part, source, lora = parts
     if source is None or seed is None:
@@ -149,7 +148,7 @@ def _made(parts: Parts, seed: int | None) -> nn.Module:
         model, digest = fetched_model(part.config, source.name, source.revision)
         if digest != source.digest:
             raise TTError(f"{source.name}: its weights are not the run's, their digest is {digest}: ask the organiser")
-    return model if source is None or lora is None else adapted(model, lora, source, seed)
+    return fuse_layers(model if source is None or lora is None else adapted(model, lora, source, seed))
 
 
 def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> int:

@@ -60,6 +60,7 @@ class Task(TaskAccount, Protocol[Model]):
     """
 
     run: RunConfig
+    compiled_from: int = 20_000_000  # parameters, counted in every layer that uses them; an estimate
 
     @property
     @abstractmethod

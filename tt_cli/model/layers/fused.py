@@ -55,7 +55,7 @@ class Fusion:
 fusion = Fusion()
 
 
-def fused(function: Callable[P, R]) -> Callable[P, R]:
+def fused(function: Callable[P, R], dynamic: bool | None = True) -> Callable[P, R]:
     """``function`` of tensors, compiled on the devices of ``fusion``; if that fails once, all run as they are."""
     compiled: Callable[P, R] | None = None
 
@@ -65,7 +65,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         if torch.compiler.is_compiling() or not fusion.wanted(args):
             return function(*args, **kwargs)
         if compiled is None:
-            compiled = torch.compile(function, dynamic=True)  # one graph for all micro-batches from 2 on
+            compiled = torch.compile(function, dynamic=dynamic)  # True: one graph for all micro-batches from 2 on
         try:
             result = compiled(*args, **kwargs)
         except Exception as error:  # the compiler, its C compiler, Triton and the disk have no common error
