@@ -13,7 +13,7 @@ from testbed.tiny_words import tiny_words
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.trainer_account import Need
-from tt_cli.model.layers import fused
+from tt_cli.model.layers.fused import fusion
 from tt_cli.organise.run_check import look_over
 from tt_cli.task import task_of
 
@@ -54,8 +54,7 @@ def test_perplexity_is_told_beside_the_loss() -> None:
 @pytest.mark.debian
 def test_compiled_layers_compute_the_same_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a CPU's compiler, at two micro-batches."""
-    state = fused.Fusion()
-    monkeypatch.setattr(fused, "fusion", state)
+    monkeypatch.setattr(fusion, "compiled", set())
     task = task_of(RUN)
     model, batch = task.new_model(), next(task.examples(0).batches(4))
 
@@ -67,10 +66,10 @@ def test_compiled_layers_compute_the_same_kept_or_computed_again(monkeypatch: py
 
     cases = [(2, 2**60), (4, 2**60), (4, 0)]
     eager = [gradient(*case) for case in cases]
-    state.devices = {"cpu"}
+    monkeypatch.setattr(fusion, "devices", {"cpu"})
     for case, expected in zip(cases, eager, strict=True):
         torch.testing.assert_close(gradient(*case), expected, rtol=1e-4, atol=1e-6)
-    assert state.compiled == {"forward"} and not state.failure
+    assert fusion.compiled == {"forward"} and not fusion.failure
 
 
 def test_need_grows_evenly_and_less_in_half_precision() -> None:

@@ -10,6 +10,7 @@ Used by scripts/bench memory_model and scripts/finetune_gpt2.py.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -113,6 +114,7 @@ def peaks_of(parts: Iterable[Callable[[], None]], between: int, device: torch.de
             torch.cuda.synchronize()
             peaks.append(between + torch.cuda.max_memory_allocated() - before)
         else:
+            gc.collect()  # what others left behind must not go amid the part
             peaks.append(between + allocated(part))
     return peaks
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, nll_loss
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.model.layers.fused import fused
+from tt_cli.model.layers.fused import fused, fusion
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -150,13 +150,13 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient * (outer[0] / _SCALE).to(gradient.dtype), None
 
 
-def fuse_layers(model: nn.Module) -> nn.Module:
+def fuse_layers(model: nn.Module) -> None:
     """Have each layer compiled where training does so; a model whose layers are others runs as it is."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for layer in (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)):
-        layer.forward = fused(layer.forward, dynamic=None)
-    return model
+    for layer in model.modules() if fusion.devices else ():
+        if isinstance(layer, GradientCheckpointingLayer) and "forward" not in vars(layer):
+            layer.forward = fused(layer.forward, dynamic=None)
 
 
 def checkpoint_layers(model: Any, on: bool) -> None:

@@ -30,8 +30,7 @@ Parts = tuple[LanguageModelPart, PretrainedPart | None, LoraPart | None]
 class CausalLmTask(Task["nn.Module"]):
     """The training task of a language model's run. Sizes and need are torch's and transformers' own answers."""
 
-    recomputes = True
-    compiled_from = 0
+    recomputes, compiled_from = True, 0
     _budget: float = math.inf
 
     def __init__(self, run: RunConfig) -> None:
@@ -77,8 +76,9 @@ class CausalLmTask(Task["nn.Module"]):
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         import torch
 
-        from tt_cli.model.causal_lm import checkpoint_layers, next_token_loss
+        from tt_cli.model.causal_lm import checkpoint_layers, fuse_layers, next_token_loss
 
+        fuse_layers(model)
         ids = batch.tensors["ids"]
         if torch.is_grad_enabled() and self._budget < math.inf:
             itemsize = 2 if torch.is_autocast_enabled(ids.device.type) else 4
@@ -87,7 +87,9 @@ class CausalLmTask(Task["nn.Module"]):
         return loss, {"perplexity": loss.detach().exp()}
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        model = _narrowed(self.unfilled_model("meta"), itemsize)
+        import torch
+
+        model = narrow(self.unfilled_model("meta"), torch.bfloat16 if itemsize == 2 else None)
         sizes, matrices = ([p.numel() for p in trained(model).values() if p.dim() >= least] for least in (1, 2))
         kept, _ = self._activations(itemsize, micro_batch, budget)
         items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))
@@ -139,7 +141,7 @@ def fetched_model(configuration: str, name: str, revision: str | None) -> tuple[
 
 
 def _made(parts: Parts, seed: int | None) -> nn.Module:
-    from tt_cli.model.causal_lm import adapted, causal_lm, fuse_layers
+    from tt_cli.model.causal_lm import adapted, causal_lm
 
     part, source, lora = parts
     if source is None or seed is None:
@@ -148,7 +150,7 @@ def _made(parts: Parts, seed: int | None) -> nn.Module:
         model, digest = fetched_model(part.config, source.name, source.revision)
         if digest != source.digest:
             raise TTError(f"{source.name}: its weights are not the run's, their digest is {digest}: ask the organiser")
-    return fuse_layers(model if source is None or lora is None else adapted(model, lora, source, seed))
+    return model if source is None or lora is None else adapted(model, lora, source, seed)
 
 
 def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> int:
@@ -165,17 +167,12 @@ def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> i
 
 @cache
 def _bytes(parts: Parts, itemsize: int, count: int, again: bool) -> int:
+    import torch
+
     from tt_cli.model.traced_pass import traced_bytes
 
     make, loss = _pass_of(parts, count, again)
-    return traced_bytes(lambda: _narrowed(make(), itemsize), loss, itemsize)
-
-
-def _narrowed(model: nn.Module, itemsize: int) -> nn.Module:
-    import torch
-
-    narrow(model, torch.bfloat16 if itemsize == 2 else None)
-    return model
+    return traced_bytes(lambda: narrow(make(), torch.bfloat16 if itemsize == 2 else None), loss, itemsize)
 
 
 @cache

@@ -30,7 +30,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def narrow(model: nn.Module, dtype: torch.dtype | None) -> None:
+def narrow(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Hold the matrices that are not trained in the autocast dtype (None: none): the same products, half of the memory.
 
     Of float32 ones autocast would keep a cast for the backward pass, beside them. Embeddings are no products.
@@ -42,6 +42,7 @@ def narrow(model: nn.Module, dtype: torch.dtype | None) -> None:
         weight = module._parameters.get("weight")
         if weight is not None and weight.dim() == 2 and not weight.requires_grad and id(weight) not in embedded:
             module.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+    return model
 
 
 class Examples(Protocol):

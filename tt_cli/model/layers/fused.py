@@ -1,8 +1,6 @@
 """Elementwise work as single kernels: torch.compile on GPUs, with eager torch as the fallback.
 
-What lies between two matrix products (norm and shift, GEGLU and its gradient, residual sums) is bound by memory: in
-one kernel it is read and written once. On CPUs the products take nearly all of a step (docs/performance.md), so these
-parts run as they are. The compiler keeps its kernels on disk (TORCHINDUCTOR_CACHE_DIR), so the next start is quick.
+What lies between two matrix products is bound by memory: in one kernel it is read and written once.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ class AuditSampler:
         others = [reducer for reducer in allreduce.reducers if reducer not in asked and allreduce.parts_of(reducer)]
         if not others:
             return None
-        # an audit moves one part of each member, a round all parts both ways
-        chance = 0.0 if silent else max(LEAST, SHARE * 2 * len(allreduce.parts) / len(allreduce.members))
+        chance = 0.0 if silent else _chance(allreduce)
         self._saved = min(SAVED, self._saved + (1.0 if silent else chance / 2))
         if self._saved >= 1.0 and (doubtful := unlike(allreduce, others, self._entropy)):
             self._saved -= 1.0
@@ -54,6 +53,11 @@ class AuditSampler:
             return None
         places = [(reducer, place) for reducer in others for place in range(len(allreduce.parts_of(reducer)))]
         return self._entropy.choice(places)
+
+
+def _chance(allreduce: AllReduce) -> float:
+    """An audit moves one part of each member, a round all parts both ways."""
+    return max(LEAST, SHARE * 2 * len(allreduce.parts) / len(allreduce.members))
 
 
 def unlike(allreduce: AllReduce, others: Sequence[PeerID], entropy: random.Random = SYSTEM) -> list[Place]:
