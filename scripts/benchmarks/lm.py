@@ -1,10 +1,11 @@
 """A language model's training step beside a plain loop of transformers: the same model, weights, batches and precision.
 
-Ours is what a peer computes of a micro-batch, peer/trainer.py's `MicroStep` up to its gradients, on examples that the
-run's own stream cuts and shuffles; the plain loop calls the model with labels and goes backward. They take turns, a
-few micro-batches each. `lm_step_ratio` is the ratio of medians of tokens a second, `logits_worst_difference` that of a
-plain model that was saved and loaded again with our weights. `again_step_ratio` is the speed where layers are computed
-again for the backward pass, over ours where all is kept, and `again_bytes_ratio` what is kept then, by the account.
+Ours is what a peer computes of a micro-batch, peer/trainer.py's `MicroStep` up to its gradients, on a GPU with compiled
+layers as there, on examples that the run's own stream cuts and shuffles; the plain loop calls the model with labels and
+goes backward. They take turns, a few micro-batches each. `lm_step_ratio` is the ratio of medians of tokens a second,
+`logits_worst_difference` that of a plain model that was saved and loaded again with our weights. `again_step_ratio` is
+the speed where layers are computed again for the backward pass, over ours where all is kept, and `again_bytes_ratio`
+what is kept then, by the account.
 `gpt2` has the same of a GPT-2 of about that size.
 """
 
@@ -24,6 +25,7 @@ from torch import nn
 from scripts.benchmarks.harness import in_turns
 from scripts.benchmarks.process_figures import seconds_on
 from tt_cli.data.examples import Batch
+from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.device import choose_device
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import CausalLmRun, load_run
@@ -78,6 +80,7 @@ def figures_of(run: CausalLmRun, where: str, turns: int, few: int) -> dict[str, 
     ours = task.new_model()
     theirs = loaded_again(ours).train().to(device.torch_device)
     ours.to(device.torch_device)
+    fusion.devices = {device.torch_device.type} - {"cpu"}
     stream = task.examples(0)
     batches = stream.batches(SIZE)
     step = Alone(task, ours, device, None, None)  # type: ignore[arg-type]
@@ -112,6 +115,7 @@ def figures_of(run: CausalLmRun, where: str, turns: int, few: int) -> dict[str, 
     sides = {"ours": computes(ALL), "plain": timed(plainly), "again": computes(0)}
     speeds = {name: statistics.median(found) for name, found in in_turns(sides, turns).items()}
     ids = next(batches).tensors["ids"][:2, :-1].to(device.torch_device)
+    fusion.devices = set()
     with torch.no_grad():
         own: Any = ours.eval()
         difference = (own(input_ids=ids).logits - theirs.eval()(input_ids=ids).logits).abs().max()

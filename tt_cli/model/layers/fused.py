@@ -1,6 +1,6 @@
 """Elementwise work as single kernels: torch.compile on GPUs, with eager torch as the fallback.
 
-What lies between two matrix products is bound by memory: in one kernel it is read and written once.
+What lies between products is bound by memory: one kernel reads and writes it once. On CPUs products take nearly all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fusion:
         if self.failure:
             return "eager", f"compiling failed: {self.failure}"
         if self.compiled:
-            return "compiled", f"{len(self.compiled)} kernels by torch.compile, kept on disk for the next start"
+            return "compiled", "by torch.compile, kept on disk for the next start"
         return "eager", self.off
 
     def give_up(self, error: Exception) -> None:
