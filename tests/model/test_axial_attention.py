@@ -1,4 +1,4 @@
-"""Axial attention in two joined calls of a fused kernel, with the CPU's kernel, against the structured way."""
+"""Axial attention in joined calls of fused kernels, with the CPU's kernel, against the structured way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from testbed.spawned import spawned
 from torch import Tensor
-from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from tt_cli.model.dalle import Dalle
@@ -50,12 +49,12 @@ def test_loss_and_gradients_are_those_of_the_structured_way(kind: str, rotary: b
 
 
 def compiled_gradients() -> tuple[dict[str, Tensor], set[str], str]:
-    """By the CPU's compiler, with sizes known only at run time; for a process of its own, which compiles anew.
+    """By the CPU's compiler; for a process of its own, which compiles anew.
 
     One number at a time, as a GPU's threads have it: loops over vectors take the compiler half as long again.
     """
     fused.fusion.devices.add("cpu")
-    with dynamo.patch(assume_static_by_default=False), inductor.patch({"cpp.simdlen": 1}):
+    with inductor.patch({"cpp.simdlen": 1}):
         return gradients(CONFIG, on_lines=True), fused.fusion.compiled, fused.fusion.failure
 
 
@@ -64,7 +63,10 @@ def test_compiled_kernels_give_the_same_gradients() -> None:
     with spawned({}) as call:
         found, compiled, failure = call(compiled_gradients).result()
     assert not failure
-    axial, others = {"to_lines", "_joined", "spread", "from_lines"}, {"geglu", "geglu_gradient", "_normed", "_incoming"}
+    axial, others = (
+        {"to_lines", "_joined", "spread", "from_lines"},
+        {"geglu", "_geglu_gradient", "_normed", "_incoming"},
+    )
     assert compiled == axial | others | {"_add_", "_add_norm_gradients_", "_add_output_gradients"}
     for name, tensor in gradients(CONFIG, on_lines=True).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
@@ -79,7 +81,7 @@ def test_it_serves_the_axial_layers_of_a_gpu_alone() -> None:
 
 
 def test_real_factors_turn_as_complex_numbers_do() -> None:
-    table, (cos, sin) = (make(16, 7, 12, CPU, torch.float32) for make in (rotary_table, rotary_factors))
+    table, (cos, sin) = (make(CONFIG, CPU, torch.float32) for make in (rotary_table, rotary_factors))
     x = torch.randn(len(table), 16)
     turned = torch.view_as_real(torch.view_as_complex(x.unflatten(1, (-1, 2))) * table).flatten(1)
     torch.testing.assert_close(x * cos + x.unflatten(1, (-1, 2)).flip(2).flatten(1) * sin, turned)

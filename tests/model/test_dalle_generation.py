@@ -12,7 +12,8 @@ from model.test_dalle_reference import configs, example, randomised
 from tt_cli.errors import UsageError
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.model.layers.projection import Projection, has_onednn_linear
+from tt_cli.model.layers.products import has_onednn_linear
+from tt_cli.model.layers.projection import Projection
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
 from tt_cli.model.sampling.generation import StepDecoder, draw_codes

@@ -14,7 +14,7 @@ from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers import attention
 from tt_cli.model.layers.attention import AttentionPattern
-from tt_cli.model.layers.token_shift import shift_tokens
+from tt_cli.model.layers.token_shift import ShiftTokens
 
 KINDS = st.sampled_from(["axial_row", "axial_col", "conv_like"])
 
@@ -136,7 +136,7 @@ def test_structured_attention_forms_no_full_score_matrix() -> None:
 def test_token_shift(length: int) -> None:
     config = DalleConfig(8, 1, 1, 8, 5, 4, 3, 5)
     h = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
-    shifted = shift_tokens(h, config.text_positions, config.image_size)
+    shifted = ShiftTokens.apply(h, config.text_positions, config.image_size)
     expected = torch.stack([reference.shift(config, row) for row in h])
     outward = torch.randn_like(h)
     torch.testing.assert_close(shifted, expected)

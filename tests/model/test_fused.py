@@ -71,7 +71,7 @@ def test_a_failure_at_a_later_shape_is_told_once_and_all_runs_as_it_is(fusion: F
 
 
 @pytest.mark.debian
-def test_one_graph_serves_all_sizes_from_two_on(fusion: Fusion) -> None:
+def test_one_graph_serves_all_micro_batches_from_two_on_and_knows_all_other_sizes(fusion: Fusion) -> None:
     @fused
     def doubled(x: Tensor) -> Tensor:
         return x * 2 + 1
@@ -80,6 +80,8 @@ def test_one_graph_serves_all_sizes_from_two_on(fusion: Fusion) -> None:
     for size in (2, 3, 8, 64):
         doubled(torch.ones(size, 4))
     assert fusion.failure == "" and counters["stats"]["unique_graphs"] == 1
+    doubled(torch.ones(2, 5))
+    assert counters["stats"]["unique_graphs"] == 2
     assert fusion.reason()[0] == "compiled"
 
 

@@ -98,13 +98,16 @@ def test_compiled_functions_count_as_inductors_kernels(counted: dict[str, Counte
     launches: dict[str, int] = {}
     for name, count, *_ in counted["compiled"]["kernels"]:
         launches[name] = launches.get(name, 0) + count
-    assert launches["geglu"] == DEPTH and launches["geglu_gradient"] == DEPTH * 2  # forward, and backward pass
+    assert launches["geglu"] == DEPTH and launches["_geglu_gradient"] == DEPTH  # each a single kernel
     assert launches["_normed"] == DEPTH * 2 * 2 * 2  # two branches, forward and backward, the statistics and the values
     axial = DEPTH - 1
     assert launches["from_lines"] == launches["spread"] == axial
-    assert launches["to_lines"] == axial * 2  # forward and again
-    fused = "_scaled_dot_product_efficient_attention"
-    assert launches[fused] == launches[f"{fused}_backward"] == axial * 2 * 2
+    assert launches["to_lines"] == axial * 2 * 2  # of the text and of the image, forward and again
+    short, flash = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"
+    assert launches[short] == launches[f"{short}_backward"] == axial * 2  # over lines
+    assert (
+        launches[flash] == axial * 2 * 2 + 2 and launches[f"{flash}_backward"] == (axial * 2 + 1) * 3
+    )  # over the text
 
 
 if __name__ == "__main__":

@@ -263,7 +263,8 @@ def scheduled(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Kern
     """The kernels that Inductor would make of ``function`` for a GPU, each with the bytes that it accesses."""
     with lowered(function, args, kwargs) as graph:
         graph._update_scheduler()
-        return [Kernel(function.__name__, 1, node.get_read_write_buffers_sizes(), 0) for node in graph.scheduler.nodes]
+        launched = [n for n in graph.scheduler.nodes if not isinstance(n, inductor_scheduler.NopKernelSchedulerNode)]
+        return [Kernel(function.__name__, 1, node.get_read_write_buffers_sizes(), 0) for node in launched]
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Any, Any]] = {}  # compiled functions by name, with their first call

@@ -156,7 +156,7 @@ def fuse_layers(model: nn.Module) -> None:
 
     for layer in model.modules() if fusion.devices else ():
         if isinstance(layer, GradientCheckpointingLayer) and "forward" not in vars(layer):
-            layer.forward = fused(layer.forward, dynamic=None)
+            layer.forward = fused(layer.forward)
 
 
 def checkpoint_layers(model: Any, on: bool) -> None:

@@ -238,7 +238,9 @@ class _TrainingLosses(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         with torch.autocast(ids.device.type, enabled=False):
             x = dalle.embed(ids)
-            sums = [torch.zeros_like(p) if wanted and p is not dalle.logits.weight else p for p in parameters]
+            sums = [torch.empty_like(p) if wanted and p is not dalle.logits.weight else p for p in parameters]
+            if wanted:
+                torch._foreach_zero_([each for each, p in zip(sums, parameters, strict=True) if each is not p])
             layers = _layers(dalle, dict(zip(parameters, sums, strict=True)), dtype)
             trunk = Trunk(layers, x, dtype, dalle.activation_budget if wanted else 0)
             y = trunk.forward(x)

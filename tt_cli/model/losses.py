@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tt_cli.model.dalle_config import CHUNK_LOGITS
-from tt_cli.model.layers.products import add_product_, product
+from tt_cli.model.layers.products import add_product_, column_sums, product
 
 
 class Losses(NamedTuple):
@@ -139,7 +139,7 @@ class _Block(NamedTuple):
             logits.scatter_add_(1, right_id, torch.full_like(right, -1.0))
             error = logits.to(dtype)
             torch.mul(product(error, self.weight), 1 / rows, out=gradients.z[part])
-            gradients.bias.add_(logits.sum(dim=0), alpha=1 / rows)
+            gradients.bias.add_(column_sums(logits), alpha=1 / rows)
             add_product_(gradients.weight, error, z)
         if gradients is not None:
             gradients.weight.mul_(1 / rows)

@@ -26,9 +26,9 @@ from tt_cli.model.layers import axial_attention
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.axial_attention import AxialLines, lines_of
 from tt_cli.model.layers.fused import fused
-from tt_cli.model.layers.products import add_product_, linear, product
+from tt_cli.model.layers.products import add_product_, column_sums, linear, product
 from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_factors, rotary_table
-from tt_cli.model.layers.token_shift import shift_tokens, shifted, sources, unshifted
+from tt_cli.model.layers.token_shift import ShiftTokens, shifted, sources, unshifted
 
 Tensors = Sequence[Tensor]
 
@@ -58,7 +58,7 @@ class AttentionBranch:
         scale, qkv, out_weight, out_bias = weights[2:]
         n = x.shape[1]
         h = _norm_and_shift(self.config, x, weights)
-        table = self._rotary(rotary_table, x.device, dtype)
+        table = rotary_table(self.config, x.device, dtype)
         projected = F.linear(h.to(dtype), qkv.to(dtype))
         q, k, v = SplitHeads.apply(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
         record(k, v)
@@ -67,20 +67,18 @@ class AttentionBranch:
 
     def kept_bytes(self, x: Tensor, dtype: torch.dtype) -> int:
         """Size of what ``output`` of x gives to be kept."""
-        lines = self._lines(x.shape[1], x.device, dtype)
-        n = len(lines.position) if lines else self.pattern.padded_length(x.shape[1])
-        return 3 * len(x) * n * self.config.inner_dim * dtype.itemsize
+        return 3 * len(x) * self.pattern.padded_length(x.shape[1]) * self.config.inner_dim * dtype.itemsize
 
-    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, Tensors]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
         qkv, out_weight, out_bias = weights[3:]
-        rotated = self._project(_Normed.of(self.config, x, weights, dtype).h, qkv, x.shape[0])
+        rotated = self._project(_normed_of(self.config, x, weights, dtype)[0], qkv, x.shape[0])
         if lines := self._lines(x.shape[1], x.device, dtype):
             attended = axial_attention.attend(rotated, lines)
         else:
-            parts = rotated.split(self._samples_at_once(rotated), dim=1)
+            parts = rotated[0].split(self._samples_at_once(rotated[0]), dim=1)
             attended = torch.cat([self.pattern.attend(q, k, v, x.shape[1]) for q, k, v in parts])
-        return linear(attended.flatten(0, 1), out_weight, out_bias).view(x.shape), [rotated] if keep else []
+        return linear(attended.flatten(0, 1), out_weight, out_bias).view(x.shape), rotated if keep else []
 
     def backward(
         self, x: Tensor, weights: Tensors, grads: Tensors, into: Tensors, kept: Tensors, *, want_output: bool
@@ -91,33 +89,31 @@ class AttentionBranch:
         """
         qkv, out_weight, out_bias = weights[3:]
         (b, n, _), dtype = x.shape, qkv.dtype
-        normed = _Normed.of(self.config, x, weights, dtype)
-        incoming = _Incoming.of(grads[0], weights[2], dtype)
-        rotated = kept[0] if kept else self._project(normed.h, qkv, b)
+        h, *statistics = _normed_of(self.config, x, weights, dtype)
+        incoming = _incoming(grads[0], weights[2], dtype)
+        rotated = kept or self._project(h, qkv, b)
         into_attended = product(incoming.scaled, out_weight).view(b, n, -1)
         attended, into_projected = self._attended_backward(rotated, into_attended)
         output = linear(attended, out_weight, out_bias).view(x.shape) if want_output else None
         own = torch.zeros_like(into[4])
         add_product_(own, incoming.plain, attended, incoming.plain_unit)
         _add_output_gradients(own, incoming.total, weights[2], *weights[-2:], into[2], *into[-2:])
-        add_product_(into[3], into_projected, normed.h, incoming.scaled_unit)
+        add_product_(into[3], into_projected, h, incoming.scaled_unit)
         into_h = product(into_projected, qkv).view(x.shape)
-        shift, unit = _Shift.of(self.config, x, -1), incoming.scaled_unit
-        _add_norm_gradients_(grads[1], into_h, x, *normed[1:], *weights[:2], into=into[:2], unit=unit, shift=shift)
+        shift, unit = _shift(self.config, x, -1), incoming.scaled_unit
+        _add_norm_gradients_(grads[1], into_h, x, *statistics, *weights[:2], into=into[:2], unit=unit, shift=shift)
         return output
 
-    def _attended_backward(self, rotated: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def _attended_backward(self, rotated: Tensors, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Attended values again (b * n, inner), and the projection's gradient from grad (b, n, inner)."""
         n, dtype = grad.shape[1], grad.dtype
         if lines := self._lines(n, grad.device, dtype):
             attended, gradients = axial_attention.attend_with_gradient(rotated, lines, grad)
-            rotation = self._rotary(rotary_factors, grad.device, dtype)
-            into = axial_attention.from_lines(*gradients, rotation=rotation, lines=lines)
-            return attended.flatten(0, 1), into.flatten(0, 1)
-        table = self._rotary(rotary_table, grad.device, dtype)
+            return attended.flatten(0, 1), axial_attention.from_lines(*gradients, lines=lines).flatten(0, 1)
+        table = rotary_table(self.config, grad.device, dtype)
         parts, into_parts = [], []
-        at_once = self._samples_at_once(rotated)
-        for part, grad_part in zip(rotated.split(at_once, dim=1), grad.split(at_once), strict=True):
+        at_once = self._samples_at_once(rotated[0])
+        for part, grad_part in zip(rotated[0].split(at_once, dim=1), grad.split(at_once), strict=True):
             with torch.enable_grad():
                 q, k, v = (tensor.detach().requires_grad_() for tensor in part)
                 attended = self.pattern.attend(q, k, v, n)
@@ -126,25 +122,20 @@ class AttentionBranch:
             parts.append(attended.detach())
         return torch.cat(parts).flatten(0, 1), torch.cat(into_parts).flatten(0, 1)
 
-    def _project(self, h: Tensor, qkv: Tensor, b: int) -> Tensor:
-        """Rotated q, k, v of h (b * n, dim): (3, b, heads, padded, dim_head), or as axial_attention has them."""
+    def _project(self, h: Tensor, qkv: Tensor, b: int) -> Sequence[Tensor]:
+        """Rotated q, k, v of h (b * n, dim): one (3, b, heads, padded, dim_head), or as axial_attention has them."""
         n, heads = len(h) // b, self.config.heads
         projected = linear(h, qkv).view(b, n, -1)
         if lines := self._lines(n, h.device, h.dtype):
-            rotation = self._rotary(rotary_factors, h.device, h.dtype)
-            return axial_attention.to_lines(projected, rotation, lines, heads)
-        table = self._rotary(rotary_table, h.device, h.dtype)
-        return SplitHeads.apply(projected, table, heads, self.pattern.padded_length(n))
+            return axial_attention.to_lines(projected, lines, heads)
+        table = rotary_table(self.config, h.device, h.dtype)
+        return [SplitHeads.apply(projected, table, heads, self.pattern.padded_length(n))]
 
     def _lines(self, n: int, device: torch.device, dtype: torch.dtype) -> AxialLines | None:
         """AxialLines of n positions where axial_attention serves them."""
-        kind, text, side = self.pattern.kind, self.pattern.text_positions, self.pattern.image_size
-        served = self.on_lines(kind, side, self.config.dim_head, device, dtype)
-        return lines_of(kind, text, side, n, device) if served else None
-
-    def _rotary(self, table: Callable[..., Tensor], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        c = self.config
-        return table(c.dim_head, c.text_positions, c.image_size, device, dtype) if c.rotary else None
+        kind, config = self.pattern.kind, self.config
+        served = self.on_lines(kind, config.image_size, config.dim_head, device, dtype)
+        return lines_of(kind, config, n, rotary_factors(config, device, dtype)) if served else None
 
     def _samples_at_once(self, like: Tensor) -> int:
         return max(1, _chunk_bytes(like) // (self.config.scores * like.element_size()))
@@ -166,42 +157,44 @@ class FeedForwardBranch:
         """Size of what ``output`` of x gives to be kept."""
         return 2 * x.numel() * self.config.ff_mult * dtype.itemsize
 
-    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, Tensors]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
         expand, expand_bias, contract, contract_bias = weights[3:]
-        h = _Normed.of(self.config, x, weights, dtype).h
-        out, kept = torch.empty_like(h), []
+        h = _normed_of(self.config, x, weights, dtype)[0]
+        out, kept = list[Tensor](), []
         for rows in _chunks(len(h), expand):
             expanded = linear(h[rows], expand, expand_bias)
-            out[rows] = linear(geglu(expanded), contract, contract_bias)
+            out.append(linear(geglu(expanded), contract, contract_bias))
             if keep:
                 kept.append(expanded)
-        return out.view(x.shape), kept
+        return _together(out, x), kept
 
     def backward(
         self, x: Tensor, weights: Tensors, grads: Tensors, into: Tensors, kept: Tensors, *, want_output: bool
     ) -> Tensor | None:
         """See AttentionBranch.backward."""
         expand, expand_bias, contract, contract_bias = weights[3:]
-        normed = _Normed.of(self.config, x, weights, expand.dtype)
-        h = normed.h
-        incoming = _Incoming.of(grads[0], weights[2], expand.dtype)
-        into_h, own = torch.empty_like(h), torch.zeros_like(into[5])
-        output = torch.empty_like(h) if want_output else None
+        h, *statistics = _normed_of(self.config, x, weights, expand.dtype)
+        incoming = _incoming(grads[0], weights[2], expand.dtype)
+        into_h, output, own = list[Tensor](), list[Tensor](), torch.zeros_like(into[5])
         for number, rows in enumerate(_chunks(len(h), expand)):
             expanded = kept[number] if kept else linear(h[rows], expand, expand_bias)
             into_active = product(incoming.scaled[rows], contract)
             active, into_expanded = geglu_gradient(expanded, into_active, into[4], incoming.scaled_unit)
-            if output is not None:
-                output[rows] = linear(active, contract, contract_bias)
+            if want_output:
+                output.append(linear(active, contract, contract_bias))
             add_product_(own, incoming.plain[rows], active, incoming.plain_unit)
             add_product_(into[3], into_expanded, h[rows], incoming.scaled_unit)
-            into_h[rows] = product(into_expanded, expand)
+            into_h.append(product(into_expanded, expand))
         _add_output_gradients(own, incoming.total, weights[2], *weights[-2:], into[2], *into[-2:])
-        into_h = into_h.view(x.shape)
-        shift, unit = _Shift.of(self.config, x, -1), incoming.scaled_unit
-        _add_norm_gradients_(grads[1], into_h, x, *normed[1:], *weights[:2], into=into[:2], unit=unit, shift=shift)
-        return None if output is None else output.view(x.shape)
+        shift, unit, grad = _shift(self.config, x, -1), incoming.scaled_unit, _together(into_h, x)
+        _add_norm_gradients_(grads[1], grad, x, *statistics, *weights[:2], into=into[:2], unit=unit, shift=shift)
+        return _together(output, x) if want_output else None
+
+
+def _together(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Parts by rows as one of that shape; nothing is copied where there is one alone."""
+    return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(like.shape)
 
 
 @fused
@@ -211,29 +204,33 @@ def geglu(x: Tensor) -> Tensor:
     return F.gelu(gate).mul_(value)
 
 
-@fused
 def geglu_gradient(
     x: Tensor, grad: Tensor, into_bias: Tensor | None = None, unit: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``geglu(x)`` again, and the gradient of x from that of the result; ``grad`` may be overwritten.
+    """``geglu(x)`` of rows again, and the gradient of x from that of the result; ``grad`` may be overwritten.
 
     The gradient's sum over all rows, in units of ``unit``, is added to ``into_bias`` where there is one.
     """
-    value, gate = x.chunk(2, dim=-1)
-    active = F.gelu(gate)
-    if torch.compiler.is_compiling():  # the compiler leaves nothing between these two to be saved
-        into_gate = torch.ops.aten.gelu_backward(grad * value, gate)
-        active, into = active * value, torch.cat([grad * active, into_gate], dim=-1)
-    else:
-        into = torch.empty_like(x)
-        into_value, into_gate = into.chunk(2, dim=-1)
-        torch.mul(grad, active, out=into_value)
-        torch.ops.aten.gelu_backward.grad_input(grad.mul_(value), gate, grad_input=into_gate)
-        active.mul_(value)
+    into = torch.empty_like(x)
+    active = _geglu_gradient(x, grad, *into.chunk(2, dim=1))
     if into_bias is not None:
-        summed = into.sum(dim=0).to(into_bias.dtype)  # half precision is summed in float32 and rounded once
-        into_bias.add_(summed if unit is None else summed * unit)
+        summed = column_sums(into)
+        into_bias.add_(summed if unit is None else summed.to(into_bias.dtype) * unit)
     return active, into
+
+
+@fused
+def _geglu_gradient(x: Tensor, grad: Tensor, into_value: Tensor, into_gate: Tensor) -> Tensor:
+    """See `geglu_gradient`. Writes the halves where they are to be: joined by the compiler, each is computed twice."""
+    value, gate = x.chunk(2, dim=1)
+    active = F.gelu(gate)
+    if torch.compiler.is_compiling():  # the compiler leaves nothing between these to be saved
+        into_gate.copy_(torch.ops.aten.gelu_backward(grad * value, gate))
+        into_value.copy_(grad * active)
+        return active * value
+    torch.mul(grad, active, out=into_value)
+    torch.ops.aten.gelu_backward.grad_input(grad.mul_(value), gate, grad_input=into_gate)
+    return active.mul_(value)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -243,19 +240,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _norm_and_shift(config: DalleConfig, x: Tensor, weights: Tensors) -> Tensor:
     h = layer_norm(x, weights[0], weights[1])
-    return shift_tokens(h, config.text_positions, config.image_size) if config.shift_tokens else h
-
-
-class _Normed(NamedTuple):
-    """shift(LayerNorm(x)) as rows (b * n, dim) in the products' dtype, and the norm's statistics."""
-
-    h: Tensor
-    mean: Tensor
-    rstd: Tensor
-
-    @classmethod
-    def of(cls, config: DalleConfig, x: Tensor, weights: Tensors, dtype: torch.dtype) -> _Normed:
-        return cls(*_normed(x, weights[0], weights[1], _Shift.of(config, x, 1), dtype))
+    return ShiftTokens.apply(h, config.text_positions, config.image_size) if config.shift_tokens else h
 
 
 class _Shift(NamedTuple):
@@ -264,12 +249,15 @@ class _Shift(NamedTuple):
     sizes: tuple[int, int]
     sources: Tensor
 
-    @classmethod
-    def of(cls, config: DalleConfig, x: Tensor, sign: int) -> _Shift | None:
-        if not config.shift_tokens:
-            return None
-        sizes = config.text_positions, config.image_size
-        return cls(sizes, sources(x.shape[1], *sizes, sign, x.device))
+
+def _shift(config: DalleConfig, x: Tensor, sign: int) -> _Shift | None:
+    sizes = config.text_positions, config.image_size
+    return _Shift(sizes, sources(x.shape[1], *sizes, sign, x.device)) if config.shift_tokens else None
+
+
+def _normed_of(config: DalleConfig, x: Tensor, weights: Tensors, dtype: torch.dtype) -> Tensors:
+    """shift(LayerNorm(x)) as rows (b * n, dim) in the products' dtype, and the norm's mean and 1 / deviation."""
+    return _normed(x, weights[0], weights[1], _shift(config, x, 1), dtype)
 
 
 def _taken(x: Tensor, sources: Tensor) -> Tensor:
@@ -324,20 +312,16 @@ class _Incoming(NamedTuple):
     plain_unit: Tensor | None = None
     scaled_unit: Tensor | None = None
 
-    @classmethod
-    def of(cls, grad: Tensor, scale: Tensor, dtype: torch.dtype) -> _Incoming:
-        return cls(*_incoming(grad, scale, dtype))
-
 
 @fused
-def _incoming(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    total, plain = grad.sum(dim=(0, 1)), grad.flatten(0, 1)
-    scaled = plain * scale
+def _incoming(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> _Incoming:
+    plain = grad.flatten(0, 1)
+    total, scaled = column_sums(plain), plain * scale
     if dtype != torch.float16:
-        return total, plain.to(dtype), scaled.to(dtype)
+        return _Incoming(total, plain.to(dtype), scaled.to(dtype))
     smallest = torch.finfo(torch.float32).tiny
     units = [x.abs().amax().clamp_min(smallest) for x in (plain, scaled)]
-    return total, (plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units
+    return _Incoming(total, (plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units)
 
 
 @fused
@@ -374,4 +358,4 @@ class _Geglu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return geglu_gradient(x, grad.clone())[1]
+        return geglu_gradient(x.flatten(0, -2), grad.flatten(0, -2).clone())[1].view(x.shape)

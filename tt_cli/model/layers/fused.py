@@ -53,8 +53,12 @@ class Fusion:
 fusion = Fusion()
 
 
-def fused(function: Callable[P, R], dynamic: bool | None = True) -> Callable[P, R]:
-    """``function`` of tensors, compiled on the devices of ``fusion``; if that fails once, all run as they are."""
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` of tensors, compiled on the devices of ``fusion``; if that fails once, all run as they are.
+
+    One graph serves all micro-batches from 2 on: the first argument's first dimension, and those of its size, may vary.
+    All else is known to the compiler, for a GPU divides indices by what it does not know, and slowly.
+    """
     compiled: Callable[P, R] | None = None
 
     @wraps(function)
@@ -63,7 +67,11 @@ def fused(function: Callable[P, R], dynamic: bool | None = True) -> Callable[P, 
         if torch.compiler.is_compiling() or not fusion.wanted(args):
             return function(*args, **kwargs)
         if compiled is None:
-            compiled = torch.compile(function, dynamic=dynamic)  # True: one graph for all micro-batches from 2 on
+            compiled = torch.compile(function)
+        tensors = [x for x in args if isinstance(x, Tensor) and x.dim()]
+        for x in tensors:
+            if len(x) == len(tensors[0]) > 1:
+                torch._dynamo.maybe_mark_dynamic(x, 0)
         try:
             result = compiled(*args, **kwargs)
         except Exception as error:  # the compiler, its C compiler, Triton and the disk have no common error

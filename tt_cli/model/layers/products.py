@@ -7,11 +7,11 @@ it adds the bias without a pass of its own.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from tt_cli.model.layers.projection import has_onednn_linear
 
 _BLOCK_ELEMENTS = 1 << 21
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # nor where one product is cut up
@@ -52,5 +52,27 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
             rows.addcmul_(piece.to(rows.dtype), unit)
 
 
+def column_sums(x: Tensor) -> Tensor:
+    """Sums over the rows of x (m, n): (n,). On a GPU a product with ones: torch's sum takes twice x's bytes."""
+    if x.is_cuda and not torch.compiler.is_compiling():
+        return torch.mv(x.t(), torch.ones(len(x), dtype=x.dtype, device=x.device))
+    return x.sum(dim=0)
+
+
 def _onednn_is_faster(x: Tensor) -> bool:
     return x.device.type == "cpu" and has_onednn_linear(x.dtype)
+
+
+@cache
+def has_onednn_linear(dtype: torch.dtype) -> bool:
+    """True if torch's own (undocumented) oneDNN linear is here for ``dtype`` and gives what F.linear gives."""
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    x, weight, bias = torch.ones(2, 3, dtype=dtype), torch.eye(4, 3, dtype=dtype), torch.ones(4, dtype=dtype)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
+        plain, found = (torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "") for w in (weight, packed))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    expected = F.linear(x, weight, bias)
+    return torch.equal(plain, expected) and torch.equal(found, expected)

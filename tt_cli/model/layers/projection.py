@@ -7,11 +7,10 @@ two cores, float32, the paper's sizes: 15 -> 40 GB/s for 1 row, 54 -> 168 GFLOP/
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from tt_cli.model.layers.products import has_onednn_linear, linear
 
 
 class Projection:
@@ -21,15 +20,12 @@ class Projection:
         """weight (n, k), bias (n,) in any dtype; ``rows`` is what the layout is chosen for, others work too."""
         self.weight = weight.detach().to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
-        self.onednn = weight.device.type == "cpu" and has_onednn_linear(dtype)
-        if self.onednn and is_packed(dtype, rows):
+        if weight.device.type == "cpu" and has_onednn_linear(dtype) and is_packed(dtype, rows):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x in ``dtype``."""
-        if self.onednn:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def copied_bytes(weights: int, weight_dtype: torch.dtype, device: torch.device, dtype: torch.dtype, rows: int) -> int:
@@ -41,21 +37,6 @@ def copied_bytes(weights: int, weight_dtype: torch.dtype, device: torch.device, 
 def is_packed(dtype: torch.dtype, rows: int) -> bool:
     """True where oneDNN's own layout is worth a copy: a single float32 row is read as fast without."""
     return rows > 1 or dtype != torch.float32
-
-
-@cache
-def has_onednn_linear(dtype: torch.dtype) -> bool:
-    """True if torch's own (undocumented) oneDNN linear is here for ``dtype`` and gives what F.linear gives."""
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
-        return False
-    x, weight, bias = torch.ones(2, 3, dtype=dtype), torch.eye(4, 3, dtype=dtype), torch.ones(4, dtype=dtype)
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
-        plain, found = (torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "") for w in (weight, packed))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    expected = F.linear(x, weight, bias)
-    return torch.equal(plain, expected) and torch.equal(found, expected)
 
 
 def drawing_dtype(device: torch.device) -> tuple[torch.dtype, str]:

@@ -14,14 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def shift_tokens(h: Tensor, text_positions: int, image_size: int) -> Tensor:
-    """h (b, n, d), d a multiple of 4, n >= 1: the start token and text first, then image codes in raster
-    order."""
-    return _ShiftTokens.apply(h, text_positions, image_size)
-
-
 def shifted(h: Tensor, text_positions: int, image_size: int, dtype: torch.dtype) -> Tensor:
-    """The same without gradients, written once, in ``dtype``."""
+    """Shift h (b, n, d), d a multiple of 4, the start token and text first, then image codes in raster order."""
     n, d = h.shape[1:]
     t, s, half, quarter = min(text_positions, n), image_size, d // 2, d // 4
     out = torch.empty_like(h, dtype=dtype)
@@ -69,7 +63,9 @@ def sources(n: int, text_positions: int, image_size: int, sign: int, device: tor
     return torch.where(taken | (quarter > 1), source, -1).to(device)
 
 
-class _ShiftTokens(torch.autograd.Function):
+class ShiftTokens(torch.autograd.Function):
+    """`shifted` in h's dtype, for autograd."""
+
     @staticmethod
     def forward(ctx: Any, h: Tensor, text_positions: int, image_size: int) -> Tensor:
         ctx.sizes = text_positions, image_size

@@ -42,9 +42,7 @@ class StepTables(NamedTuple):
             hidden = torch.zeros(len(position), text + seen.shape[1], dtype=dtype, device=cpu)
             hidden[:, text:].masked_fill_(~seen, -torch.inf)
             slots[kind], biases[kind] = slot.to(device), hidden.to(device)
-        table = rotary_table(config.dim_head, text, side, cpu, dtype)[text : text + side * side]
-        if not config.rotary:
-            table = torch.ones_like(table)
+        table = rotary_table(config, cpu, dtype)[text : text + side * side]
         factor = torch.tensor([config.dim_head**-0.5, 1, 1], dtype=torch.float64, device=cpu)[:, None]
         rotation = torch.view_as_real(table[:, None] * factor.to(table.dtype))
         shift_from = torch.stack([2 * column, 2 * column + 1], dim=1)
