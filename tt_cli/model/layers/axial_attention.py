@@ -26,7 +26,7 @@ _ALIGNED = 32  # queries that the kernel pads log-sum-exps to
 _FLASH_KEYS = 128  # from which flash attention is the faster one, by its blocks' width
 DEVICES = {"cuda"}  # that have the kernels
 Tensors = Sequence[Tensor]
-# q, k, v (batch, heads, places, dim_head); whether it is causal; result, log-sum-exp, what else its backward kernel takes
+# q, k, v (batch, heads, places, dim_head); is it causal; result, log-sum-exp, what else its backward kernel takes
 Call = tuple[Tensors, bool, Tensors]
 
 
