@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Make = Callable[[], nn.Module]
 Loss = Callable[[nn.Module], Tensor]
+# One for all: a CUDA build of torch, where no GPU is, crashes once the thread with the first fake tensors has ended.
+_ASIDE = ThreadPoolExecutor(1)
 
 
 def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
@@ -38,8 +40,7 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
             computed(torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4))
         return held.most
 
-    with ThreadPoolExecutor(1) as aside:  # who asks may be in autocast, which holds casts until its outermost end
-        return aside.submit(trace).result()
+    return _ASIDE.submit(trace).result()  # who asks may be in autocast, which holds casts until its outermost end
 
 
 def traced_flops(make: Make, loss: Loss) -> int:

@@ -68,8 +68,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         if compiled is None:
             compiled = torch.compile(function)
-        tensors = [x for x in args if isinstance(x, Tensor) and x.dim()]
-        for x in tensors:
+        for x in (tensors := [x for x in args if isinstance(x, Tensor) and x.dim()]):
             if len(x) == len(tensors[0]) > 1:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         try:
