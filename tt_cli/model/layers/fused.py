@@ -69,7 +69,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         if compiled is None:
             compiled = torch.compile(function)
         for x in (tensors := [x for x in args if isinstance(x, Tensor) and x.dim()]):
-            if len(x) == len(tensors[0]) > 1:
+            if x.size(0) == tensors[0].size(0) > 1:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         try:
             result = compiled(*args, **kwargs)
