@@ -63,10 +63,8 @@ def test_compiled_kernels_give_the_same_gradients() -> None:
     with spawned({}) as call:
         found, compiled, failure = call(compiled_gradients).result()
     assert not failure
-    axial, others = (
-        {"to_lines", "_joined", "spread", "from_lines"},
-        {"geglu", "_geglu_gradient", "_normed", "_incoming"},
-    )
+    axial = {"to_lines", "_joined", "spread", "from_lines"}
+    others = {"geglu", "_geglu_gradient", "_normed", "_incoming"}
     assert compiled == axial | others | {"_add_", "_add_norm_gradients_", "_add_output_gradients"}
     for name, tensor in gradients(CONFIG, on_lines=True).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
