@@ -23,7 +23,7 @@ from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.fused import fused
 
 _ALIGNED = 32  # queries that the kernel pads log-sum-exps to
-_FLASH_KEYS = 128  # from which flash attention is the faster one, by its blocks' width
+_FLASH_KEYS = 128  # from which flash attention serves: it was faster for 257, slower for 32
 DEVICES = {"cuda"}  # that have the kernels
 Tensors = Sequence[Tensor]
 # q, k, v (batch, heads, places, dim_head); is it causal; result, log-sum-exp, what else its backward kernel takes
@@ -83,7 +83,7 @@ def _calls(text: Tensor, image: Tensor) -> tuple[Call, Call, Call]:
 
 
 def _results(calls: tuple[Call, Call, Call]) -> list[Tensor]:
-    """What `_joined` takes; those of lines by example, (b, lines, ...)."""
+    """Arguments of `_joined`; those of lines by example, (b, lines, ...)."""
     (own, *_), over, line = (results for _, _, results in calls)
     return [own, *over[:2], *(x.unflatten(0, (len(own), -1)) for x in line[:2])]
 

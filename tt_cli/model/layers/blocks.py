@@ -13,7 +13,7 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +24,11 @@ from torch.autograd.function import once_differentiable
 from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
 from tt_cli.model.layers import axial_attention
 from tt_cli.model.layers.attention import AttentionPattern
-from tt_cli.model.layers.axial_attention import AxialLines, lines_of
+from tt_cli.model.layers.axial_attention import AxialLines, Tensors, lines_of
 from tt_cli.model.layers.fused import fused
 from tt_cli.model.layers.products import add_product_, column_sums, linear, product
 from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_factors, rotary_table
 from tt_cli.model.layers.token_shift import ShiftTokens, shifted, sources, unshifted
-
-Tensors = Sequence[Tensor]
 
 _EPS = 1e-5
 
@@ -122,7 +120,7 @@ class AttentionBranch:
             parts.append(attended.detach())
         return torch.cat(parts).flatten(0, 1), torch.cat(into_parts).flatten(0, 1)
 
-    def _project(self, h: Tensor, qkv: Tensor, b: int) -> Sequence[Tensor]:
+    def _project(self, h: Tensor, qkv: Tensor, b: int) -> Tensors:
         """Rotated q, k, v of h (b * n, dim): one (3, b, heads, padded, dim_head), or as axial_attention has them."""
         n, heads = len(h) // b, self.config.heads
         projected = linear(h, qkv).view(b, n, -1)
