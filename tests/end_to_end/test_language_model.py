@@ -12,14 +12,19 @@ import pytest
 from end_to_end.conftest import WAIT, joined_late_and_killed
 from testbed.tiny_words import tiny_words
 
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import database_url
+from tt_cli.memory.answer_tables import RUN
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Progress, Saved
 from tt_cli.supervisor.local_swarm import LocalSwarm
+from tt_cli.task import task_of
+from tt_cli.web.queries import Answers
 
 
 @pytest.mark.promise(
     "A language model's members hold the same parameters to the last bit, a late joiner too, through a kill; the "
-    "auxiliary peer's checkpoint writes text",
+    "auxiliary peer's checkpoint writes text, its page has the run's calculator",
     also="tests/task/test_causal_lm_task.py",
 )
 def test_a_swarm_trains_a_language_model_that_writes(
@@ -32,6 +37,10 @@ def test_a_swarm_trains_a_language_model_that_writes(
     assert swarm.wait(lambda: bool(aux.of(Saved)), WAIT)
     assert any(event.figures.get("perplexity", 0) > 100 for event in anna.of(Progress))
 
+    history = HistoryReader(database_url(Path(aux.of(Saved)[-1].path).parents[1]))
+    assert swarm.wait(lambda: history.newest("calculator") is not None, WAIT)
+    assert Answers(history, run, "words").calculator(RUN)["parameters"] == sum(task_of(run).tensor_sizes())
+    history.close()
     checkpoint = str(Path(aux.of(Saved)[-1].path).parent)
     command = [sys.executable, "-m", "tt_cli", "infer", "It is a truth", "--checkpoint", checkpoint, "--json"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, cwd=tmp_path, check=False)

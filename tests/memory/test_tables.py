@@ -15,9 +15,11 @@ from tt_cli.memory.answer_tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, T
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import report
 from tt_cli.run import load_run
+from tt_cli.task import task_of
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 TABLES = Tables(load_run("emoji"), "emoji")
+RUNS = {"emoji": TABLES, "words": Tables(load_run("words"), "words", task_of)}
 
 
 def totals(table: dict[str, Any], key: str, index: int) -> dict[str, int]:
@@ -32,20 +34,17 @@ def totals(table: dict[str, Any], key: str, index: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("model", ["gpt2", "t5-small", "dalle-12b", RUN])
+@pytest.mark.parametrize("model", ["gpt2", "t5-small", "dalle-12b", *RUNS])
 def test_every_answer_is_that_of_the_command(model: str) -> None:
-    table = TABLES.table(model)
-    choices = OF_RUNS if model == RUN else OF_ARCHITECTURES
+    table = RUNS[model].table(RUN) if model in RUNS else TABLES.table(model)
+    choices = OF_RUNS if model in RUNS else OF_ARCHITECTURES
     keys = list(product(*(range(len(options)) for _, _, options in choices)))
     assert set(table["answers"]) == set(table["flops"]) == {" ".join(map(str, key)) for key in keys}
     for key in keys:
         asked: dict[str, Any] = {name: options[i][0] for i, (name, _, options) in zip(key, choices, strict=True)}
         asked["optimizer"], asked["bits"] = asked.get("optimizer", (None, None))
         for index in (0, 3):
-            question = CalculatorQuestion(
-                "emoji" if model == RUN else model, gpu="8GB", micro_batch=SIZES[index], **asked
-            )
-            found = report(question)
+            found = report(CalculatorQuestion(model, gpu="8GB", micro_batch=SIZES[index], **asked), of=task_of)
             expected = {f"{one.place} {one.what} {one.assumed}": one.bytes for one in found.answer.components}
             assert totals(table, " ".join(map(str, key)), index) == expected
         assert table["flops"][" ".join(map(str, key))] * table["examples"] == found.compute["flops"]

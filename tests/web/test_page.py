@@ -169,7 +169,8 @@ def test_a_run_of_another_kind_shows_its_own_figures_and_no_pictures(
         "wrong 0.125"
     )
     expect(page.locator("#f-loss-of")).to_have_text("of the last step")
-    for absent in ("#samples", "#newest", "#memory", "a[href='#samples']"):
+    expect(page.locator("#calc-command code")).to_have_text("tt calc digits --gpu 8GB")
+    for absent in ("#samples", "#newest", "a[href='#samples']"):
         expect(page.locator(absent).first).to_be_hidden()
     said = page.locator("body").inner_text()
     assert not re.search(r"pictur|draws|drawn|\bnull\b|undefined|NaN|infer\.ipynb", said, re.IGNORECASE)
@@ -461,7 +462,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
     write_history(tmp_path / "run", steps=40)
     reader = HistoryReader(database_url(tmp_path / "run"))
-    answers = Answers(reader, RUN, "emoji", calculator=TABLES)
+    answers = Answers(reader, RUN, "emoji", tables=TABLES)
     export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
     reader.close()
     asked: list[str] = []

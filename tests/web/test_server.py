@@ -26,7 +26,6 @@ from swarm.made import record
 from tests.web.recorded import TABLES
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
-from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.web import live_updates, schemas
@@ -135,8 +134,6 @@ def test_the_calculator_knows_its_models_alone(filled: Path) -> None:
     assert bert.json()["title"] == "BERT base" and bert.json()["models"] == run.json()["models"]
     assert {answer.status_code for answer in others} == {404}
     assert others[0].json() == {"detail": "no such model"}
-    without = Answers(HistoryReader(database_url(filled)), RUN, "emoji")
-    assert asked(without, filled, "/api/calculator")[0].json() == {"detail": "this page has no calculator"}
 
 
 def test_what_it_answers(filled: Path) -> None:
@@ -161,7 +158,7 @@ def test_what_it_answers(filled: Path) -> None:
 
 def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
     words = load_run("words")
-    answers = Answers(HistoryReader(database_url(filled)), words, "words", calculator=Tables(words, "words"))
+    answers = Answers(HistoryReader(database_url(filled)), words, "words", tables=TABLES)
     run, figures, own, draws, page = asked(
         answers, filled, "/api/run", "/api/figures", "/api/calculator", "/notebooks/infer.ipynb", "/"
     )
@@ -170,7 +167,12 @@ def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
     schemas.Run.model_validate(run.json())
     assert {figure["label"] for figure in figures.json()["streaming"]} == {"data set", "examples computed so far"}
     assert run.json()["described"] == {"kind": "causal_lm", "model": "6 layers of width 192, 6 heads"}
-    assert (own.status_code, draws.status_code) == (404, 404) and "one picture" not in figures.text
+    assert (own.status_code, draws.status_code) == (503, 404) and "one picture" not in figures.text
+    store = HistoryWriter(database_url(filled), RUN.identity)
+    store.put("calculator", json.dumps({**TABLES.table("run"), "command": "tt calc its-own-name"}), 1005.0)
+    store.close()
+    own, gpt2 = asked(answers, filled, "/api/calculator", "/api/calculator?model=gpt2-large")
+    assert (own.json()["command"], gpt2.json()["command"]) == ("tt calc words", "tt calc gpt2-large")
     assert "What it writes" in page.text
     assert "What it draws" not in page.text and "codes once" not in page.text
     run, page = asked(answers_in(filled), filled, "/api/run", "/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from task.test_digits import RUN as DIGITS
 from tests.web.recorded import RUN, TABLES, write_history
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
-from tt_cli.history.writer import database_url
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
+from tt_cli.task import task_of
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import MARK, Exported, export
@@ -24,7 +26,7 @@ from tt_cli.web.site_export import MARK, Exported, export
 def exported(source: Path, out: Path) -> Exported:
     reader = HistoryReader(database_url(source))
     try:
-        answers = Answers(reader, RUN, "emoji", calculator=TABLES)
+        answers = Answers(reader, RUN, "emoji", tables=TABLES)
         return export(answers, source / "pictures", out)
     finally:
         reader.close()
@@ -58,9 +60,17 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
 def test_a_run_of_another_kind_is_exported_without_what_draws(tmp_path: Path) -> None:
     write_history(tmp_path / "run", steps=3)
     reader, out = HistoryReader(database_url(tmp_path / "run")), tmp_path / "site"
-    export(Answers(reader, DIGITS, "digits", calculator=Tables(DIGITS, "digits")), tmp_path, out)
+    answers = Answers(reader, DIGITS, "digits", tables=TABLES)
+    export(answers, tmp_path, out)
+    assert answer(out, "run")["described"] == {"kind": "digits"}
+    assert not (out / "api/calculator-run.json").exists()  # the coordinator has told nothing yet
+    store = HistoryWriter(database_url(tmp_path / "run"), RUN.identity)
+    store.put("calculator", json.dumps(Tables(DIGITS, "sums", task_of).table("run")), time.time())
+    store.close()
+    export(answers, tmp_path, out)
     reader.close()
-    assert answer(out, "run")["described"] == {"kind": "digits"} and not [*out.glob("api/calculator-*")]
+    own = answer(out, "calculator-run")
+    assert (own["title"], own["command"], own["parameters"]) == ("run digits", "tt calc digits", 2515)
     assert [file.name for file in (out / "notebooks").iterdir()] == ["join.ipynb"]
     assert '<section id="samples" class="wide" aria-labelledby="h-samples" hidden>' in (out / "index.html").read_text()
 
@@ -104,7 +114,7 @@ def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_command(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tt_cli.memory.answer_tables.Tables", lambda run, name: TABLES)
+    monkeypatch.setattr("tt_cli.web.queries.Tables", lambda run, name: TABLES)
     nothing = here("site", "export", "emoji", "site")
     assert nothing.returncode == 1
     assert nothing.stderr == "tt: this machine has recorded nothing of run emoji: `tt aux-peer emoji` does\n"

@@ -18,9 +18,10 @@ from tt_cli.auxiliary.state_follower import StateFollower
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
+from tt_cli.memory.answer_tables import RUN, Tables
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.swarm_peer import PeerOptions, prepare_arithmetic
-from tt_cli.run import RunConfig, folders
+from tt_cli.run import DalleRun, RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.averager import Averager
@@ -96,6 +97,8 @@ class Coordinator:
         self._directory.start()
         self._recorder.put("model", task_of(run).sizes())
         self._recorder.put("addresses", addresses)
+        if not isinstance(run, DalleRun):  # torch takes some seconds for it, and the page's process loads none
+            threading.Thread(target=self._make_table, daemon=True).start()
         emit(Phase(*self._phase))
 
     def look(self) -> None:
@@ -114,6 +117,9 @@ class Coordinator:
             self._following = threading.Thread(target=self._follower.follow, args=(swarm,), daemon=True)
             self._following.start()
         self._tell(swarm)
+
+    def _make_table(self) -> None:
+        self._recorder.put("calculator", Tables(self._run, self._run.run.name, task_of).table(RUN))
 
     def _look_for_leader(self, swarm: SwarmState) -> None:
         now = dht_time()

@@ -39,7 +39,7 @@ Write = Callable[[HistoryWriter, list[PeerRecord], int], None]
 class RunRecorder:
     """Records one run into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
-    Raises OtherDatabase, for a database that is not this run's. All methods are for one thread.
+    Raises OtherDatabase, for a database that is not this run's. All methods but `put` are for one thread.
     """
 
     def __init__(self, run: RunConfig, url: str, tell: Callable[[str, str], None]):
@@ -141,9 +141,10 @@ class RunRecorder:
         self._wake()
 
     def _wake(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._keep_writing, name="recorder", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._keep_writing, name="recorder", daemon=True)
+                self._thread.start()
         self._news.set()
 
     def _keep_writing(self) -> None:

@@ -35,14 +35,13 @@ class WebOptions:
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: serve until it is asked to leave."""
-    from tt_cli.memory.answer_tables import Tables
     from tt_cli.web.queries import Answers
     from tt_cli.web.web_app import make_app
 
     opts, (run, database) = WebOptions(**options), run_of(options)
     folder = folders.run_folder(run)
     reader = HistoryReader(database)
-    answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
+    answers = Answers(reader, run, opts.name)
     app = make_app(answers, folder / PICTURES)
     port, more_ports = (PORT, MORE_PORTS) if opts.port is None else (opts.port, 0)
     grace_seconds = 1  # live updates have no end of their own

@@ -154,7 +154,6 @@ def export(
     """Write it, and say what was written."""
     from tt_cli.history.reader import HistoryReader
     from tt_cli.history.writer import FILE, PICTURES, database_url
-    from tt_cli.memory.answer_tables import Tables
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.web.queries import Answers
     from tt_cli.web.site_export import export as export_site
@@ -165,8 +164,7 @@ def export(
         raise TTError(f"this machine has recorded nothing of run {run}: `tt aux-peer {run}` does")
     name = name_for_others(run, config)
     with contextlib.closing(HistoryReader(database_url(folder, database))) as reader:
-        answers = Answers(reader, config, name, calculator=Tables(config, name))
-        written = export_site(answers, folder / PICTURES, out)
+        written = export_site(Answers(reader, config, name), folder / PICTURES, out)
     if json:
         print(codec.dumps(dataclasses.asdict(written)))
     else:

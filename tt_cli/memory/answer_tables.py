@@ -17,6 +17,7 @@ from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import Subject
 from tt_cli.memory.run_subject import OfRun
+from tt_cli.memory.trainer_account import AccountOf, DalleAccount
 from tt_cli.run import RunConfig
 
 RUN = "run"  # the name under which a page asks about its own run
@@ -48,10 +49,10 @@ OF_ARCHITECTURES: tuple[Choice, ...] = (
 
 
 class Tables:
-    """Those of one run's page. name: how people name the run to `tt`. Thread-safe: it holds no state."""
+    """Those of one run's page. name: how people name the run to `tt`; account: of its peers. Holds no state."""
 
-    def __init__(self, run: RunConfig, name: str):
-        self._run, self._name = run, name
+    def __init__(self, run: RunConfig, name: str, account: AccountOf = DalleAccount):
+        self._run, self._name, self._account = run, name, account
         self.names = (RUN, *ARCHITECTURES)
 
     def table(self, name: str) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class Tables:
 
     def _subject(self, name: str, asked: dict[str, Any]) -> Subject:
         if name == RUN:
-            return OfRun.of(self._run, CalculatorQuestion(self._name, **asked))
+            return OfRun.of(self._run, CalculatorQuestion(self._name, **asked), self._account)
         optimizer, bits = asked.pop("optimizer")
         return Known.asked(CalculatorQuestion(name, optimizer=optimizer, bits=bits, **asked))
 

@@ -105,7 +105,7 @@ class CausalLmTask(Task["nn.Module"]):
 
         They are where more than `budget` would have to be kept otherwise.
         """
-        for again in (False, True):
+        for again in (False, True) if budget else (True,):
             kept = _pass_bytes(self._parts, itemsize, micro_batch, again) - self._gradient_bytes
             if kept <= budget:
                 break

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from tt_cli.errors import TTError
 from tt_cli.history.reader import HistoryReader, Row
-from tt_cli.memory.answer_tables import Tables
+from tt_cli.memory.answer_tables import RUN, Tables
 from tt_cli.run import DalleRun, RunConfig
 from tt_cli.web.run_facts import figures, run_facts
 from tt_cli.web.step_columns import StepColumns
@@ -32,7 +32,7 @@ class NothingYet(Exception):
 class Answers:
     """Answers about one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
 
-    calculator: None: the page goes without, as it does for other kinds than DALL-E, whose tables torch would make.
+    tables: the calculator's, where they are not those of this run's page.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Answers:
         run: RunConfig,
         name: str,
         clock: Callable[[], float] = time.time,
-        calculator: Tables | None = None,
+        tables: Tables | None = None,
     ):
         self.source, self._run, self._name, self._clock = source, run, name, clock
-        self.calculator = calculator if isinstance(run, DalleRun) else None
+        self.tables = tables or Tables(run, name)
         self.history = StepColumns(source)
 
     def run(self) -> Content:
@@ -99,6 +99,14 @@ class Answers:
     def figures(self) -> Content:
         """/api/figures."""
         return figures(self._run, self._told("model", {}), self._told("snapshot", {}), self.source.totals())
+
+    def calculator(self, model: str) -> Content:
+        """/api/calculator; the coordinator's where torch makes it. Raises NothingYet; UsageError for another name."""
+        if model != RUN or isinstance(self._run, DalleRun):
+            return self.tables.table(model)
+        if not (told := self._told("calculator", {})):
+            raise NothingYet
+        return {**told, "command": f"tt calc {self._name}"}
 
     def health(self) -> Content:
         """/health: {"status": "ok" or "bad", "problems": in words, "snapshot_age_s", "parts"}. Raises nothing."""

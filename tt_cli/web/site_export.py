@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,9 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
     }
     for block in range(newest // BLOCK + 1):
         contents[f"history-{block}"] = answers.steps(BLOCK, block * BLOCK, (block + 1) * BLOCK - 1)
-    if tables := answers.calculator:
-        contents |= {f"calculator-{name}": tables.table(name) for name in tables.names}
+    for name in answers.tables.names:
+        with suppress(NothingYet):
+            contents[f"calculator-{name}"] = answers.calculator(name)
     (folder / "api").mkdir()
     for name, content in contents.items():
         (folder / "api" / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), allow_nan=False))

@@ -108,10 +108,9 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     @app.get("/api/calculator", **described(schemas.Table, {**MALFORMED, 404: "no such model"}))
     def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
         """Memory that training takes: all answers for one model, of which the page shows what is asked."""
-        tables = answers.calculator
-        if tables is None or model not in tables.names:
-            raise HTTPException(404, "no such model" if tables else "this page has no calculator")
-        return cached(request, ("calculator", model), DAY_SECONDS, lambda: tables.table(model))
+        if model not in answers.tables.names:
+            raise HTTPException(404, "no such model")
+        return cached(request, ("calculator", model), DAY_SECONDS, lambda: answers.calculator(model))
 
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:

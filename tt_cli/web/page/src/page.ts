@@ -91,7 +91,7 @@ async function everything(): Promise<void> {
       showRun(run);
       hero.run(run);
       swarm.figures = run.described !== undefined;
-      if (!run.described) return calculator.load();
+      return calculator.load();
     }),
     plots.load(),
     seldom(),
