@@ -1,14 +1,33 @@
-"""What can go wrong with the Hub, as one line."""
+"""What can go wrong with the Hub, as one line, and how far a download has come."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from hub_standin import HubStandin
+from testbed.spawned import spawned
 
-from tt_cli.hub.hub_files import HubUnreachable, hub_errors
+from tt_cli.hub.hub_files import HubUnreachable, download, hub_errors, on_bytes
 
 
 def test_an_answer_of_somebody_else_is_one_line() -> None:
     with pytest.raises(HubUnreachable, match="cannot look: the answer is not the Hub's"), hub_errors("cannot look"):
         json.loads("<html>Log in to this network</html>")
+
+
+def heard() -> list[tuple[int, int]]:
+    """In the client's process: what is told of a download, and of the same file once more."""
+    told: list[tuple[int, int]] = []
+    on_bytes.set(lambda received, total, left: told.append((received, total)))
+    for _ in range(2):
+        assert download("acme/base", "model.safetensors").stat().st_size == 100_000
+    return told
+
+
+def test_a_download_tells_how_far_it_has_come(hub: HubStandin, tmp_path: Path) -> None:
+    hub.put("model", "acme/base", {"model.safetensors": bytes(100_000)})
+    with spawned(hub.environment(tmp_path)) as call:
+        told = call(heard).result()
+    assert told[0] == (0, 100_000) and told[-1] == (100_000, 100_000) and told == sorted(told)

@@ -107,8 +107,16 @@ def test_a_paused_one_shows_no_speed_and_counts_bytes_of_all_its_workers() -> No
 def test_a_state_on_its_way() -> None:
     download = e.Download(12_000_000, 48_000_000, 3, 5e6, 7.0, at=NOW - 5)
     status = folded(e.Phase("syncing", "taking over step 11", at=NOW - 9), download)
-    assert "  state     12.0 MB of 48.0 MB taken over, 25 %" in shown(status)
+    assert "  state     12.0 MB of 48.0 MB have come, 25 %" in shown(status)
     status.apply(e.Phase("training", "towards step 12", at=NOW - 4))
+    assert status.download_received is None
+
+
+def test_weights_on_their_way() -> None:
+    loading = e.Phase("starting", "loading the model and the data", at=NOW - 9)
+    status = folded(loading, e.Download(1_000_000, 4_000_000, eta=7.0, at=NOW - 5))
+    assert "  weights   1.0 MB of 4.0 MB have come, 25 %" in shown(status)
+    status.apply(e.Phase("starting", "joining the DHT", at=NOW - 4))
     assert status.download_received is None
 
 

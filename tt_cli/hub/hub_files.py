@@ -6,9 +6,12 @@ The client's own errors are many, and its HTTP stack's are neither OSError nor t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from io import StringIO
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from tt_cli.errors import TTError, UsageError, first_line
@@ -17,6 +20,9 @@ TIMEOUT = 10  # seconds to wait for the Hub's first answer
 PLAIN = {"Accept-Encoding": "identity"}  # for `plain_body`
 NO_REPOSITORY = "the Hub has no such repository, or it is private; check the name"
 NO_DATA_SET = "the Hub has no such data set, or it is private; check data.name and data.revision,"
+
+on_bytes: ContextVar[Callable[[int, int, float | None], None] | None] = ContextVar("on_bytes", default=None)
+"""Hears in place of a terminal, once a second, how much of a file has come, of how many bytes, and the seconds left."""
 
 
 class TooLong(Exception):
@@ -59,8 +65,27 @@ def download(repository: str, filename: str, revision: str | None = None) -> Pat
             return Path(hf_hub_download(repository, filename, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise error from error.__cause__
+    bar = None if (tell := on_bytes.get()) is None else _bar(tell)
     with hub_errors(action):
-        return Path(hf_hub_download(repository, filename, revision=revision, etag_timeout=TIMEOUT))
+        return Path(hf_hub_download(repository, filename, revision=revision, etag_timeout=TIMEOUT, tqdm_class=bar))
+
+
+def _bar(tell: Callable[[int, int, float | None], None]) -> type[Any]:
+    """A progress bar for the client that tells and draws nothing."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Told(tqdm):
+        monitor_interval = 0  # no thread: peers fork
+
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how, file=StringIO(), mininterval=1.0)
+
+        def display(self, *_: Any, **__: Any) -> None:
+            total, rate = int(self.total or self.n), self.format_dict["rate"]
+            tell(int(self.n), total, (total - self.n) / rate if rate else None)
+
+    Told.set_lock(RLock())  # its own is of multiprocessing, and starts a process
+    return Told
 
 
 def repository_files(repository: str, revision: str | None = None) -> tuple[str, list[str]]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tt_cli.data.examples import Batch
+from tt_cli.hub.hub_files import on_bytes
 from tt_cli.model.allocator import attempt, keep_freed_memory
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
@@ -36,7 +37,7 @@ from tt_cli.peer.micro_batch import (
 from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
 from tt_cli.peer.trained_state import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Choice, Emit, Finished, Log, Phase, Trouble
+from tt_cli.supervisor.events import Choice, Download, Emit, Finished, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
@@ -72,6 +73,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     task = parts.task(run)
     emit = observed = ObservedEmit(emit)
     emit(Phase("starting", "loading the model and the data"))
+    on_bytes.set(lambda received, total, left: emit(Download(received, total, eta=left)))
     check_host(task, opts.device, opts.memory)
     if opts.threads:
         torch.set_num_threads(opts.threads)

@@ -186,6 +186,7 @@ class PeerState(BaseModel):
         elif state == "training" and self.began_step_at is None:
             self.began_step_at = self.samples_grew_at = at
         if state in ("paused", "ended", "failed", "starting"):
+            self._end_download()
             self.samples = self.target_samples = self.eta = self.peers = None
             self.samples_per_second = self.swarm_samples_per_second = self.share = None
             self.round = None

@@ -59,7 +59,8 @@ def _work(status: PeerState) -> Iterator[tuple[str, str]]:
         yield "step", step
     if status.download_received is not None and status.download_total:
         received, total = status.download_received, status.download_total
-        yield "state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"
+        what = "weights" if status.state == "starting" else "state"
+        yield what, f"{byte_count(received)} of {byte_count(total)} have come, {percent(received / total)}"
     if status.samples_per_second is not None and status.share is not None:
         own = f"{rate(status.samples_per_second)} samples/s, {percent(status.share)} of the swarm's"
         yield "speed", f"{own} {rate(status.swarm_samples_per_second or 0.0)}"

@@ -125,7 +125,8 @@ def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
     lines = [loss_line(state.losses(), width)]
     if (download := state.download) is not None:
         words = f" {download_words(download)}"
-        lines.append(progress_bar("state", download.received / max(1, download.total), words, width, "blue"))
+        what = "weights" if state.state == "starting" else "state"
+        lines.append(progress_bar(what, download.received / max(1, download.total), words, width, "blue"))
     elif state.samples is not None and state.target_samples is not None:
         lines.append(next_step_bar(state.samples, state.target_samples, state.seconds_to_step(now), width))
     else:
