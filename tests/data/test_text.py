@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
-from itertools import islice
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,16 @@ import torch
 from testbed.tiny_words import tiny_words
 
 from tt_cli.data.text import token_stream
-from tt_cli.data.text.token_stream import TextTokenizer, TokenStream, cut, held_out, shuffled, token_ids
+from tt_cli.data.text.token_stream import (
+    AHEAD,
+    TextTokenizer,
+    TokenStream,
+    cut,
+    held_out,
+    read_ahead,
+    shuffled,
+    token_ids,
+)
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import CausalLmRun
@@ -55,6 +66,37 @@ def test_neighbours_are_shuffled_apart_and_none_is_lost(monkeypatch: pytest.Monk
     examples = [np.array([number]) for number in range(100)]
     order = [int(example[0]) for example in shuffled(iter(examples), np.random.default_rng(0))]
     assert sorted(order) == list(range(100)) and order != list(range(100))
+
+
+def test_a_thread_reads_ahead_and_ends_with_who_reads() -> None:
+    far, ended = threading.Event(), threading.Event()
+
+    def endless() -> Iterator[np.ndarray]:
+        try:
+            for number in count():
+                if number == AHEAD:
+                    far.set()
+                yield np.array([number])
+        finally:
+            ended.set()
+
+    examples = read_ahead(endless())
+    assert next(examples).tolist() == [0] and next(examples).tolist() == [1]
+    assert far.wait(60)  # although nobody asked for it
+    examples.close()  # type: ignore[attr-defined]
+    del examples
+    assert ended.wait(60)
+
+
+def test_what_goes_wrong_ahead_is_told_in_its_turn() -> None:
+    def short() -> Iterator[np.ndarray]:
+        yield np.array([0])
+        raise TTError("the data set has no text")
+
+    examples = read_ahead(short())
+    assert next(examples).tolist() == [0]
+    with pytest.raises(TTError, match="no text"):
+        next(examples)
 
 
 def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:

@@ -3,12 +3,15 @@
 Notable:
 - a document longer than an example goes on in the next; a short one shares its example with others;
 - every peer and every epoch (pass over the data) has an order of its own, of documents and of what is cut from them;
-- the built-in text is held in memory as tokens, all else streamed and tokenised on the way.
+- the built-in text is held in memory as tokens; all else a thread streams and tokenises, some examples ahead.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, islice
 from typing import TYPE_CHECKING
@@ -28,8 +31,10 @@ from tt_cli.errors import TTError, UsageError
 if TYPE_CHECKING:
     from tt_cli.run import CausalLmRun
 
+AHEAD = 256  # examples
 POOL = 1024  # examples that are shuffled together, for neighbours come from one document
 SHOWN_TOKENS = 24  # of an example, for people
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive hivemind's forks
 
 
 class TextTokenizer:
@@ -46,8 +51,9 @@ class TextTokenizer:
     def document(self, text: str) -> np.ndarray:
         """Ids (n,) int64 with the end."""
         plain = text.encode("utf-8", "replace").decode("utf-8")  # without halves of surrogate pairs
-        # One by one: the batch call starts threads, which do not survive hivemind's forks.
-        return np.array([*self.backend.encode(plain, add_special_tokens=False).ids, self.end], dtype=np.int64)
+        # As a batch, for that lets other threads of Python go on meanwhile.
+        (encoded,) = self.backend.encode_batch_fast([plain], add_special_tokens=False)
+        return np.array([*encoded.ids, self.end], dtype=np.int64)
 
 
 class TokenStream:
@@ -65,6 +71,8 @@ class TokenStream:
         """Batches of exactly `batch_size` examples. Raises UsageError and TTError, see `documents`."""
         random = np.random.default_rng(self._seed)
         examples = shuffled(cut(self._documents(), self._run.model.length, random), random)
+        if self._in_memory is None:
+            examples = read_ahead(examples)
         while True:
             yield batch_of(self._tokenizer, list(islice(examples, batch_size)))
 
@@ -149,3 +157,15 @@ def shuffled(examples: Iterator[np.ndarray], random: np.random.Generator) -> Ite
         yield pool[place]
         pool[place] = example
     yield from pool
+
+
+def read_ahead(examples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same examples, AHEAD of them got by a thread before they are wanted; what they raise comes in its turn."""
+    reader = ThreadPoolExecutor(1)
+    try:
+        coming = deque(reader.submit(next, examples) for _ in range(AHEAD))
+        while True:
+            yield coming.popleft().result()
+            coming.append(reader.submit(next, examples))
+    finally:
+        reader.shutdown(wait=False, cancel_futures=True)
