@@ -95,6 +95,7 @@ def test_from_init_to_what_peft_loads(tt: Tt, hub: HubStandin, tmp_path: Path) -
     assert run.pretrained is not None and run.lora is not None and run.model.length == 256
     assert run.pretrained.name == BASE and run.tokenizer.revision == run.pretrained.revision
 
+    env["HF_HOME"] = str(tmp_path / "volunteer")  # where nothing is yet
     checked = tt("check", "tuned/run.toml", "--json", env=env)
     verdicts = {check["name"]: check["verdict"] for check in json.loads(checked.stdout)["checks"]}
     for name in ("data", "model", "lines", "step"):

@@ -17,6 +17,7 @@ from typing import Any
 from tt_cli.errors import TTError, UsageError, first_line
 
 TIMEOUT = 10  # seconds to wait for the Hub's first answer
+SMALL = 1_000_000  # bytes, of which nobody needs to hear
 PLAIN = {"Accept-Encoding": "identity"}  # for `plain_body`
 NO_REPOSITORY = "the Hub has no such repository, or it is private; check the name"
 NO_DATA_SET = "the Hub has no such data set, or it is private; check data.name and data.revision,"
@@ -82,7 +83,8 @@ def _bar(tell: Callable[[int, int, float | None], None]) -> type[Any]:
 
         def display(self, *_: Any, **__: Any) -> None:
             total, rate = int(self.total or self.n), self.format_dict["rate"]
-            tell(int(self.n), total, (total - self.n) / rate if rate else None)
+            if total > SMALL:
+                tell(int(self.n), total, (total - self.n) / rate if rate else None)
 
     Told.set_lock(RLock())  # its own is of multiprocessing, and starts a process
     return Told

@@ -79,11 +79,17 @@ def pretrained(configuration: str, folder: Path, origin: str) -> nn.Module:
     origin: begins the errors: TTError for weights that cannot be read, UsageError for those of another model.
     """
     config = _config(json.loads(configuration))
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, use_safetensors=True, local_files_only=True, output_loading_info=True, **_SETTINGS
+            folder,
+            config=config,
+            generation_config=GenerationConfig.from_model_config(config),  # else it would have to be in the folder
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **_SETTINGS,
         )
     except Exception as error:  # bytes from anyone: the reader raises whatever they lead it to
         raise TTError(f"{origin}: its weights cannot be read: {_words(error)}") from error
