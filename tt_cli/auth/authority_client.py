@@ -135,14 +135,13 @@ class AuthorityClient(AuthorityConnection):
 
     def _join(self) -> str:
         challenge = self._challenge("join")
-        way = "token" if self._send_token else "oauth" if self._run.membership.oauth_client_id else "hub"
-        if way == "oauth":
-            proof = {"way": way, "ticket": self._login()}
+        if self._send_token:
+            proof = {"way": "token", "token": self._read_token()}
+        elif self._run.membership.oauth_client_id:
+            proof = {"way": "oauth", "ticket": self._login()}
             challenge = self._challenge("join")  # the login may have taken long
-        elif way == "hub":
-            proof = {"way": way, "user": self._commit_proof(challenge)}
         else:
-            proof = {"way": way, "token": self._read_token()}
+            proof = {"way": "hub", "user": self._commit_proof(challenge)}
         return str(self._signed("join", {"proof": proof}, challenge)["pass"])
 
     def _challenge(self, purpose: requests.Purpose) -> dict[str, Any]:

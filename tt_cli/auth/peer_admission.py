@@ -8,7 +8,7 @@ admitted.check()                                      … which is an error then
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority_client import AuthorityClient, Tell
@@ -22,15 +22,14 @@ from tt_cli.run import RunConfig, folders
 OBSERVER = "observer"
 
 
-@contextmanager
-def observing(run: RunConfig, tell: Tell) -> Iterator[None]:
+def observing(run: RunConfig, tell: Tell) -> AbstractContextManager[object]:
     """Permission for this machine to look at a closed run (tt_cli.swarm.observer): a pass for the observer's key.
 
     In an open run there is nothing to do. Raises PassRefused, TTError.
     """
-    closed = run.membership.closed
-    with admission(run, free_identity(run, OBSERVER), tell, here=True) if closed else nullcontext():
-        yield
+    if not run.membership.closed:
+        return nullcontext()
+    return admission(run, free_identity(run, OBSERVER), tell, here=True)
 
 
 @contextmanager

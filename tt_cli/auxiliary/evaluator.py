@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 from tt_cli import __version__
-from tt_cli.atomic_write import atomic_file
+from tt_cli.atomic_write import atomic_write
 from tt_cli.checkpoint.checkpoint_files import checkpoints_in, load, step_of
 from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Batch
@@ -196,8 +196,7 @@ class Evaluator:
             for number, sample in enumerate(samples):
                 # With the digest: after an order to go back a step is made again, and browsers keep pictures by name.
                 files.append(f"{step:08d}-{digest[:8]}-{number}.{suffix}")
-                with atomic_file(self._pictures / files[-1]) as file:
-                    file.write(sample)
+                atomic_write(self._pictures / files[-1], sample)
         return files
 
     def _tidy(self) -> None:
@@ -206,10 +205,9 @@ class Evaluator:
         kept = spread((row["step"] for row in rows), KEPT_STEPS)
         self._store.drop_pictures({row["step"] for row in rows} - set(kept))
         named = {picture["file"] for row in rows if row["step"] in kept for picture in row["pictures"]}
-        if self._pictures.is_dir():
-            for file in self._pictures.iterdir():
-                if _OWN.fullmatch(file.name) and file.name not in named:
-                    file.unlink(missing_ok=True)
+        for file in self._pictures.glob("*"):
+            if _OWN.fullmatch(file.name) and file.name not in named:
+                file.unlink(missing_ok=True)
 
 
 def spread(steps: Iterable[int], most: int) -> list[int]:

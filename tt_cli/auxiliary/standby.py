@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Self
+from typing import Any
 
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.errors import TTError
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
 AGAIN_SECONDS = 600.0  # after it could not be started
 
 
-class Standby:
+class Standby(AbstractContextManager["Standby"]):
     """A context manager; `show` passes all events on to `emit`.
 
     start: begins the assistant, which goes on until this is left; raises TTError where it cannot. It runs in the thread
@@ -43,9 +43,6 @@ class Standby:
         self._started = False
         self._due_at: float | None = None
         self._told = ""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._running.close()

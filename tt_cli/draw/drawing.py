@@ -7,26 +7,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from tt_cli.data.tokenizer import Tokenizer
 from tt_cli.draw.draw_batches import MOST_ROWS, BatchLimit, PromptSlice, memory_limit, next_batch
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import shown
 from tt_cli.model.allocator import attempt
+from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
 from tt_cli.model.sampling.generation import StepDecoder, draw_codes
+from tt_cli.model.vqgan import Vqgan
+from tt_cli.run import RunConfig
 from tt_cli.task.picture_codec import decode_pictures
-
-if TYPE_CHECKING:
-    from tt_cli.data.tokenizer import Tokenizer
-    from tt_cli.model.dalle import Dalle
-    from tt_cli.model.vqgan import Vqgan
-    from tt_cli.run import RunConfig
 
 # Values of float32 that decoding one picture holds at once, for each of its pixels and of the VQGAN's base channels.
 _DECODING_VALUES = 5
@@ -160,7 +157,7 @@ class _Drawer:
             drawn, refusal = attempt(batch)
             if drawn is None:
                 self.decoder = None
-                _give_back()
+                torch.cuda.empty_cache()  # nothing where CUDA is not used
                 if rows == 1:
                     where = "memory" if self.text.device.type == "cpu" else f"memory on {self.text.device}"
                     raise TTError(f"there is not enough {where} to draw even one picture at a time: {refusal}")
@@ -211,13 +208,8 @@ def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
             pictures.append(decoded)
             start += size
             continue
-        _give_back()
+        torch.cuda.empty_cache()
         if size == 1:
             raise TTError(f"there is not enough memory to decode even one picture at a time: {refusal}")
         size //= 2
     return np.concatenate(pictures)
-
-
-def _give_back() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

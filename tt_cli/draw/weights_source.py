@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from tt_cli.checkpoint.checkpoint_files import load, newest
 from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published
-from tt_cli.checkpoint.training_state import received_state
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
@@ -31,9 +30,6 @@ from tt_cli.task import task_of
 from tt_cli.task.built_in_weights import built_in
 from tt_cli.task.dalle_task import DalleTask
 from tt_cli.task.picture_codec import load_vqgan
-
-if TYPE_CHECKING:
-    from tt_cli.checkpoint.training_state import TrainingState
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 _HUB_PLACE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
@@ -85,7 +81,7 @@ def find_checkpoint(
     if not path.exists():
         raise UsageError(f"--checkpoint {place}: no such file or folder")
     if path.is_file():
-        return _of_run(run, _from_file(run, path, "named by --checkpoint"))
+        return _from_file(run, path, "named by --checkpoint")
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if checkpoint := newest(folder, None if run is None else run.identity, on_message):
         return _source(checkpoint[1], str(checkpoint[0]), f"the newest in {folder}")
@@ -191,16 +187,24 @@ def _from_hub(
         raise UsageError(f"--checkpoint {repository}/{file}: no such file in {where}")
     on_message(f"taking {file} from the Hub, {where}")
     path = download(repository, file, commit)
-    source = _of_run(run, _from_file(run, path, f"on the Hub in {where}"))
+    source = _from_file(run, path, f"on the Hub in {where}")
     return replace(source, origin=f"{repository}/{file} at {commit}")
 
 
 def _from_file(run: RunConfig | None, path: Path, reason: str) -> WeightsSource:
-    """A checkpoint of tt, or weights that were published for `run`."""
+    """A checkpoint of tt, of `run` where one is given, or weights that were published for it."""
     if path.suffix not in WEIGHTS:
         raise UsageError(f"{path} is no checkpoint: its name ends in none of {', '.join(WEIGHTS)}")
     if path.suffix == ".safetensors" and (run is None or is_checkpoint(path)):
-        return _source(load(path), str(path), reason)
+        source = _source(load(path), str(path), reason)
+        if run is not None and run.identity != source.run.identity:
+            unlike = run.differences(source.run)
+            more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
+            raise UsageError(
+                f"{path} belongs to another run, {source.run.identity}: {'; '.join(unlike[:3])}{more}; "
+                "leave out --run to use it"
+            )
+        return source
     if run is None:
         raise UsageError(f"{path} does not say which model it belongs to: name its run too, such as --run dalle")
     return WeightsSource(run, None, str(path), f"{reason}, as published", read_published(path), published=True)
@@ -209,14 +213,3 @@ def _from_file(run: RunConfig | None, path: Path, reason: str) -> WeightsSource:
 def _source(state: TrainingState, origin: str, reason: str) -> WeightsSource:
     run = RunConfig.from_toml(state.run_toml, f"{origin}, the run file inside")
     return WeightsSource(run, state.step, origin, reason, state.parameters)
-
-
-def _of_run(run: RunConfig | None, source: WeightsSource) -> WeightsSource:
-    if run is not None and run.identity != source.run.identity:
-        unlike = run.differences(source.run)
-        more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        raise UsageError(
-            f"{source.origin} belongs to another run, {source.run.identity}: {'; '.join(unlike[:3])}{more}; "
-            "leave out --run to use it"
-        )
-    return source

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
-from tt_cli.data.text.token_stream import held_out_ids, token_ids
+from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.draw.weights_source import WeightsSource, torch_device
 from tt_cli.errors import UsageError, first_line
@@ -21,11 +22,6 @@ from tt_cli.hub.hub_files import hub_errors
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.task.causal_lm_task import CausalLmTask
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from tt_cli.data.text.token_stream import TextTokenizer
 
 SCORED_AT_ONCE = 16
 SAID_SHARE = 0.75  # of a model's places for what was said; the rest is for the answer

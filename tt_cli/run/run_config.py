@@ -132,11 +132,8 @@ class RunConfig(sections.Section):
         """Return a complete run file; defaults are written out, so a later default changes nothing in it."""
         lines = []
         for name, part in self:
-            lines += [
-                f"[{name}]",
-                *(f"{field} = {toml_value(value)}" for field, value in part if value is not None),
-                "",
-            ]
+            fields = (f"{field} = {toml_value(value)}" for field, value in part if value is not None)
+            lines += [f"[{name}]", *fields, ""]
         return "\n".join(lines)
 
     @classmethod

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from tt_cli.errors import UsageError, os_errors
+from tt_cli.errors import UsageError, nearest, os_errors
 from tt_cli.hub.hub_files import download
 from tt_cli.hub.repository import Repository, open_repository, read_text
 from tt_cli.run.run_config import RunConfig
@@ -31,15 +30,13 @@ def load_run(name: str) -> RunConfig:
     builtin = builtin_runs()
     if name in builtin:
         return _read(builtin[name], f"built-in run {name}")
-    path = Path(name)
-    if name.startswith("~"):
-        path = path.expanduser()
+    path = Path(name).expanduser()
     if path.is_file() or name.endswith(".toml") or name.startswith((".", "/", "~")):
         return _read(path, str(path))
     if HUB_NAME.fullmatch(name):
         return _read(download(name, RUN_FILE), f"{RUN_FILE} of {name}")
-    close = difflib.get_close_matches(name, builtin, n=1)
-    hint = f"did you mean '{close[0]}'? Built in" if close else "built in"
+    meant = nearest(name, builtin, otherwise="")
+    hint = f"{meant} Built in" if meant else "built in"
     raise UsageError(
         f"no run is called '{name}'; {hint} are {', '.join(builtin)}; "
         "else give a .toml file or ORGANISATION/REPOSITORY on the Hub"

@@ -81,16 +81,8 @@ class AuthorityFolder:
 
     @property
     def exists(self) -> bool:
-        """Tell whether `found` has been called here before."""
+        """Tell whether there is an authority here."""
         return self.file.exists()
-
-    def found(self, database: str = "") -> AuthoritySettings:
-        """Make the folder and the first key. Raises UsageError where there is one, TTError for a full disk."""
-        if self.exists:
-            raise UsageError(f"{self.file} exists: this run's authority has its key already")
-        settings = AuthoritySettings(database=database, keys=(SigningKey(),))
-        self.write(settings)
-        return settings
 
     def settings(self) -> AuthoritySettings:
         """The file's content now; another process may change it. Raises TTError."""

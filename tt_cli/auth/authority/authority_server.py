@@ -13,10 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings, SigningKey
 from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
@@ -52,9 +52,11 @@ def open_store(folder: AuthorityFolder) -> MemberStore:
 def found(run: RunConfig, database: str = "") -> AuthorityFolder:
     """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one."""
     folder = AuthorityFolder(run)
-    if not folder.exists and database:
+    if folder.exists:
+        raise UsageError(f"{folder.file} exists: this run's authority has its key already")
+    if database:
         MemberStore(database).close()  # a wrong URL is said before anything is made
-    folder.found(database)
+    folder.write(AuthoritySettings(database=database, keys=(SigningKey(),)))
     found_database(folder)
     return folder
 

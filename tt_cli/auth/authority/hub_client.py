@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -204,25 +203,20 @@ class HubClient:
         headers = PLAIN | ({"Authorization": f"Bearer {token}"} if token else {})
         request: dict[str, Any] = {"headers": headers, "data": data, "timeout": TIMEOUT}
         stream = get_session().stream(method, address, follow_redirects=token is None, **request)
+        if not self._slots.acquire(timeout=TIMEOUT / 2):
+            raise HubUnreachable("too many questions to the Hub are under way; try again later")
         try:
-            with self._turn(), stream as answer:
+            with stream as answer:
                 body = plain_body(answer, limit)
         except TooLong:
             raise IdentityNotProven(f"{missing} is longer than {limit} bytes") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # in words that quote none of the request
             raise HubUnreachable(f"the Hugging Face Hub cannot be reached ({type(error).__name__})") from None
+        finally:
+            self._slots.release()
         if answer.status_code == 200 or answer.status_code in accept:
             return body, answer.links.get("next", {}).get("url")
         if answer.status_code in (401, 403, 404):
             refused = "the Hub refuses the token" if token else f"the Hub does not show {missing} to everyone"
             raise IdentityNotProven(f"{refused} ({answer.status_code})")
         raise HubUnreachable(f"the Hub answered {answer.status_code}; try again later")
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._slots.acquire(timeout=TIMEOUT / 2):
-            raise HubUnreachable("too many questions to the Hub are under way; try again later")
-        try:
-            yield
-        finally:
-            self._slots.release()
