@@ -36,14 +36,13 @@ User = Annotated[str | None, argument("USER", "a user's name on the Hub: all pee
 Peer = Annotated[str | None, option("PEER_ID", "one peer", flag="--peer")]
 JsonLines = Annotated[bool, switch("--json", "one JSON object a line")]
 BackupFile = Annotated[Path, argument("FILE", "it holds the signing keys: keep it safe")]
-DATABASE = "postgresql://USER:PASSWORD@HOST/NAME"
 
 
 @authority.command(help="Make the run's authority, and print what belongs into the run file.")
 def init(
     run: Run,
     url: Annotated[str, option("URL", "where volunteers will reach it")] = "https://HOST",
-    database: Annotated[str, option("URL", f"{DATABASE}; default: a SQLite file")] = "",
+    database: Annotated[str, option("URL", "postgresql://USER:PASSWORD@HOST/NAME; default: a SQLite file")] = "",
     new_database: Annotated[
         bool, switch("--new-database", "begin an empty database for the keys that are here")
     ] = False,

@@ -162,14 +162,13 @@ def inspect(
 ) -> None:
     """Print what is in it; exit code 1 where a shard is damaged."""
     from tt_cli.data.build import inspection
-    from tt_cli.data.build.inspection import as_page, as_text, run_of, shard_files
     from tt_cli.draw.contact_sheet import contact_sheet
     from tt_cli.draw.drawing import Drawing
     from tt_cli.run import CausalLmRun, load_run
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
-    files = shard_files(path)
-    config = load_run(run) if run else run_of(path, load_run(DEFAULT_RUN))
+    files = inspection.shard_files(path)
+    config = load_run(run) if run else inspection.run_of(path, load_run(DEFAULT_RUN))
     if isinstance(config, CausalLmRun):
         if page or sheet:
             raise UsageError("--page and --sheet: there are no pictures in tokens")
@@ -180,7 +179,7 @@ def inspect(
         captions = [caption for caption, _ in contents.samples]
         print(codec.dumps({**contents.facts(), "histogram": contents.histogram(), "samples": captions}))
     else:
-        print(as_text(contents))
+        print(inspection.as_text(contents))
     if contents.samples and (page or sheet):
         import numpy as np
 
@@ -188,7 +187,7 @@ def inspect(
         pictures = decode_pictures(load_vqgan(config), codes)
         if page:
             with _writing(page):
-                page.write_text(as_page(contents, pictures, str(path)), encoding="utf-8")
+                page.write_text(inspection.as_page(contents, pictures, str(path)), encoding="utf-8")
         if sheet:
             drawings = [
                 Drawing(caption, place, code, picture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as codec
 import sys
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,19 +40,14 @@ def login(
     """Log in and say as whom."""
     from tt_cli.auth import account
 
-    account.login(_asked_for_token() if token in ("", "-") else token)
+    if token in ("", "-"):
+        token = (getpass("Access token (it is not shown): ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+        if not token:
+            raise UsageError("no token was given; make one in the settings of your Hugging Face account")
+    account.login(token)
     if account.token_source() == "environment":
         print("The login is stored, but HF_TOKEN is set and wins over it: unset HF_TOKEN to use the login.")
     print(describe(account.whoami()))
-
-
-def _asked_for_token() -> str:
-    from getpass import getpass
-
-    token = getpass("Access token (it is not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
-    if not token.strip():
-        raise UsageError("no token was given; make one in the settings of your Hugging Face account")
-    return token.strip()
 
 
 @app.command(epilog="tt logout")

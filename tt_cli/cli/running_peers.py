@@ -16,6 +16,7 @@ from rich.text import Text
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option
 from tt_cli.errors import TTError, UsageError
+from tt_cli.supervisor.control_socket import NotRunning, ask
 from tt_cli.terminal.live_view import output_mode
 
 if TYPE_CHECKING:
@@ -33,14 +34,7 @@ PAUSE_EXAMPLES = """\
 tt pause                  until `tt resume`
 tt pause emoji --for 2h
 0 18 * * 1-5  tt pause emoji --for 4h     in a crontab: weekdays from 18:00 to 22:00"""
-NOT_RUNNING = 3
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-class NoSuchPeer(TTError):
-    """No such peer runs on this machine."""
-
-    exit_code = NOT_RUNNING
 
 
 def seconds(text: str) -> float:
@@ -61,18 +55,22 @@ RunHere = Annotated[str | None, argument("RUN", "as given to `tt join`; default:
 def status(run: RunHere = None, json: Json = False) -> None:
     """Print what is known of each peer; those that run first."""
     from tt_cli.run import folders
+    from tt_cli.terminal.status_lines import status_lines
 
     peers = sorted(known_peers(run), key=lambda seen: (not seen.running, -seen.status.updated))
     if json:
         rows = [dict(running=p.running, answers=p.answers, **codec.loads(p.status.model_dump_json())) for p in peers]
         print(codec.dumps({"peers": rows}, indent=1))
     elif peers:
-        _print(peers)
+        live = output_mode(sys.stdout) == "live"
+        console = Console(highlight=False, color_system="auto" if live else None, soft_wrap=True)
+        blocks = [status_lines(seen, time.time(), console.width if live else 500) for seen in peers]
+        console.print(Text("\n\n").join(Text("\n").join(lines) for lines in blocks))
     else:
         whose = f"of run {run} " if run else ""
         print(f"no peer {whose}has run on this machine (in {folders.home()}); `tt join {run or 'RUN'}` starts one")
     if not any(seen.running for seen in peers):
-        raise typer.Exit(NOT_RUNNING)
+        raise typer.Exit(NotRunning.exit_code)
 
 
 @app.command(epilog=PAUSE_EXAMPLES)
@@ -101,15 +99,13 @@ def finish(run: RunHere = None) -> None:
 def tell(run: str | None, request: dict[str, Any]) -> None:
     """Send `request` to the peers of a run, or to the only one, and print what each answers.
 
-    An aux peer of the run is meant only where no trainer of it runs. Raises NoSuchPeer, UsageError; TTError when a peer
+    An aux peer of the run is meant only where no trainer of it runs. Raises NotRunning, UsageError; TTError when a peer
     refuses.
     """
-    from tt_cli.supervisor.control_socket import ask
-
     running = [seen for seen in known_peers(run) if seen.running]
     running = [seen for seen in running if seen.status.role == "trainer"] or running
     if not running:
-        raise NoSuchPeer(f"no peer {f'of run {run} ' if run else ''}runs on this machine; see `tt status`")
+        raise NotRunning(f"no peer {f'of run {run} ' if run else ''}runs on this machine; see `tt status`")
     if run is None and len(running) > 1:
         names = ", ".join(sorted({seen.status.run for seen in running}))
         raise UsageError(f"{len(running)} peers run on this machine: name the run of one ({names})")
@@ -130,12 +126,3 @@ def known_peers(run: str | None) -> list[SeenSlot]:
     if run is None:
         return peers
     return [seen for seen in peers if names & {seen.status.run, seen.status.identity, seen.slot.folder.name}]
-
-
-def _print(peers: list[SeenSlot]) -> None:
-    from tt_cli.terminal.status_lines import status_lines
-
-    live = output_mode(sys.stdout) == "live"
-    console = Console(highlight=False, color_system="auto" if live else None, soft_wrap=True)
-    blocks = [status_lines(seen, time.time(), console.width if live else 500) for seen in peers]
-    console.print(Text("\n\n").join(Text("\n").join(lines) for lines in blocks))

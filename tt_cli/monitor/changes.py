@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tt_cli.monitor.scene import peer_name, standing
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
@@ -15,7 +15,7 @@ FAR_BEHIND = 2  # steps; one is nothing: peers step one after the other
 
 def changes(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     """One line for each thing that happened; all text from peers is clean."""
-    old, new = _by_id(before), _by_id(after)
+    old, new = ({peer.peer_id: peer for peer in swarm.peers} for swarm in (before, after))
     stayed = [(old[peer_id], peer) for peer_id, peer in new.items() if peer_id in old]
     return [
         *_told("joined", [peer for peer_id, peer in new.items() if peer_id not in old], after),
@@ -86,7 +86,3 @@ def _standing(stayed: Sequence[tuple[PeerView, PeerView]], swarm: SwarmSnapshot)
             if words not in standing(old, swarm.trainers):
                 happened.setdefault(f"{words}, most say", []).append(peer)
     return [f"{names(peers, swarm)} {words}" for words, peers in happened.items()]
-
-
-def _by_id(snapshot: SwarmSnapshot) -> Mapping[str, PeerView]:
-    return {peer.peer_id: peer for peer in snapshot.peers}

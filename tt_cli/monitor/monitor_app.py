@@ -90,19 +90,16 @@ class MonitorApp(App[None]):
     """watch: what to show. interval: seconds between its looks."""
 
     ENABLE_COMMAND_PALETTE = False
-    TITLE = "tt monitor"
     CSS = """
     Screen { background: ansi_default; color: ansi_default; layers: base; }
     Help { background: ansi_default; }
-    #title, #tabs, #alarm, #foot { height: 1; background: ansi_default; overflow: hidden; }
+    #title, #tabs, #alarm, #board { height: 1; background: ansi_default; overflow: hidden; }
     #alarm { display: none; }
-    #detail { height: 2; }
+    #detail { height: 2; overflow: hidden; }
     ContentSwitcher { height: 1fr; }
-    Lines, Table, Vertical { background: ansi_default; scrollbar-size-vertical: 1; }
+    Lines, Vertical { background: ansi_default; scrollbar-size-vertical: 1; }
     #peers, #leaderboard { height: 1fr; }
-    #board { height: 1; }
-    Lines { overflow-x: hidden; } Table { overflow-x: hidden; }
-    #overview, #title, #tabs, #alarm, #detail, #board { overflow: hidden; }
+    Lines { overflow-x: hidden; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit", priority=True),

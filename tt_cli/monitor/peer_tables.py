@@ -29,18 +29,12 @@ from tt_cli.web.schemas import Leader
 
 PEER_ID = 46
 """Characters of the shortest peer id; no user name is as long."""
-
-
-def _named(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {loss_value(value)}" for name, value in figures.items()) or NONE
-
-
 WRITTEN: Mapping[str, tuple[int, int, Callable[[Any], str]]] = {
     "text": (10, 28, lambda text: clean(text) or NONE),
     "digest": (8, 8, short_digest),
     "link": (6, 6, lambda client: "client" if client else "direct"),
     "yes or no": (3, 3, lambda true: "yes" if true else "no"),
-    "figures": (12, 48, _named),
+    "figures": (12, 48, lambda means: ", ".join(f"{name} {loss_value(mean)}" for name, mean in means.items()) or NONE),
     "count": (6, 13, lambda count: NONE if count is None else f"{count:,}"),
     "bytes": (9, 9, byte_count),
     "per second": (9, 9, rate),

@@ -111,9 +111,6 @@ class PeerTable(ScrollView, Generic[Row], can_focus=True):
             line.stylize("reverse")
         return _strip(self, [line], 0)
 
-    def on_focus(self) -> None:
-        self.refresh()
-
     def on_click(self, event: events.Click) -> None:
         """On a title: sort by it, or turn the order round; on a row: go there."""
         if event.y > 0:

@@ -50,7 +50,7 @@ class LocalSwarm:
         self,
         run: str,
         folder: Path,
-        show: Callable[[str, Event], None] | None = None,
+        show: Callable[[str, Event], None] = lambda name, event: None,
         *,
         trainer_module: str = TRAINER_MODULE,
         launch: Callable[..., Any] = subprocess.Popen,
@@ -70,9 +70,9 @@ class LocalSwarm:
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)
 
-    def start_aux(self, name: str = "aux", *, port: int = 0, module: str = AUX_MODULE) -> LocalPeer:
+    def start_aux(self, name: str = "aux", *, module: str = AUX_MODULE) -> LocalPeer:
         """Start an auxiliary peer and wait for its address, which later members join through."""
-        member = self.start(name, module, {"port": port, "initial_peers": self.addresses})
+        member = self.start(name, module, {"port": 0, "initial_peers": self.addresses})
         if not self.wait(lambda: bool(member.of(Listening)) or not member.running, START_SECONDS):
             raise TTError(f"{name} did not start within {START_SECONDS:.0f} s: see {member.worker.log}")
         if not member.of(Listening):
@@ -131,7 +131,6 @@ class LocalSwarm:
             with self._news:
                 member.events.append(event)
                 self._news.notify_all()
-            if self._show is not None:
-                self._show(member.name, event)
+            self._show(member.name, event)
         with self._news:
             self._news.notify_all()

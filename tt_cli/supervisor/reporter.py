@@ -51,9 +51,6 @@ class Orders:
             self.hold = ""
 
 
-Main = Callable[[dict[str, Any], Emit, Orders], None]
-
-
 class WorkerBroken(TTError):
     """Something that this worker needs died under it; a new worker process can go on."""
 
@@ -93,7 +90,7 @@ def reporter(descriptor: int) -> Emit:
     return emit
 
 
-def run_worker(main: Main) -> NoReturn:
+def run_worker(main: Callable[[dict[str, Any], Emit, Orders], None]) -> NoReturn:
     """Run `main(options, emit, orders)` under a supervisor, and end the process with its exit code.
 
     `orders.leave` is set also when the supervisor is gone: `main` then ends by itself within seconds.

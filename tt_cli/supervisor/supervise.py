@@ -195,7 +195,10 @@ class _Supervision:
 
     def _after_failure(self, worker: Worker, code: int | None) -> bool:
         """Try again, or give up for a while. Raises Failed where it is for good."""
-        failure = worker.failure or Failure(_end_in_words(code), BUG_EXIT_CODE)
+        end = f"ended unexpectedly (exit code {code})"
+        if code is not None and code < 0:
+            end = f"was killed (signal {-code})"
+        failure = worker.failure or Failure(f"the peer process {end}", BUG_EXIT_CODE)
         reason = failure.message
         self._failures = 1 if self._stepped else self._failures + 1
         if failure.exit_code not in RESTARTED:
@@ -232,12 +235,6 @@ class _Supervision:
         """The supervisor's own word for the end."""
         self._show(Finished(reason))
         self._control.end(done=done)
-
-
-def _end_in_words(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"the peer process was killed (signal {-code})"
-    return f"the peer process ended unexpectedly (exit code {code})"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState
-from tt_cli.terminal.format import NONE, PHASE_STYLES, clean, percent, rate, short_digest
+from tt_cli.terminal.format import NONE, PHASE_STYLES, clean, left_right, percent, rate, short_digest
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar
@@ -75,7 +75,7 @@ class DemoScreen(LiveScreen):
             body.append(next_step_bar(front.samples, front.target_samples, front.seconds_to_step(now), width))
         body += [steps_bar(front.step or 0, self._total_steps, front.steps_seconds_left(), width), Text("")]
         body += table(COLUMNS, list(self.states.items()), width)
-        return page([self.top_line(width)], body, list(self._log), width, height)
+        return page([left_right(*self.titles, width)], body, list(self._log), width, height)
 
     def _new_state(self) -> PeerState:
         return PeerState(run="", identity="", total_steps=self._total_steps)
@@ -93,10 +93,6 @@ def _words(state: PeerState) -> str:
     return clean(state.reason)
 
 
-def _phase(row: DemoRow) -> Text:
-    return Text(clean(row[1].state), style=PHASE_STYLES.get(row[1].state, "bold"))
-
-
 def _known(write: Callable[[float], str], value: float | None) -> str:
     return NONE if value is None else write(value)
 
@@ -104,7 +100,7 @@ def _known(write: Callable[[float], str], value: float | None) -> str:
 DemoRow = tuple[str, PeerState]
 COLUMNS: Sequence[Column[DemoRow]] = (
     Column("peer", 4, 12, 9, lambda row: Text(row[0], style="bold")),
-    Column("phase", 8, 10, 8, _phase),
+    Column("phase", 8, 10, 8, lambda row: Text(clean(row[1].state), style=PHASE_STYLES.get(row[1].state, "bold"))),
     Column("samples/s", 9, 9, 7, lambda row: _known(rate, row[1].samples_per_second), right=True),
     Column("share", 5, 5, 6, lambda row: _known(percent, row[1].share), right=True),
     Column("step", 4, 8, 4, lambda row: _known("{:,}".format, row[1].step), right=True),

@@ -16,8 +16,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from tt_cli.terminal.format import left_right
-
 Mode = Literal["live", "plain", "json"]
 
 
@@ -71,7 +69,7 @@ class LiveScreen:
         self.stream = stream or sys.stdout
         self.mode = output_mode(self.stream, plain=plain, json=json)
         self.lock = threading.Lock()  # of what `frame` draws
-        self._titles = Text(title, style="bold"), Text(identity, style="dim")
+        self.titles = Text(title, style="bold"), Text(identity, style="dim")
         self._console = Console(file=self.stream, highlight=False)
         self._above: list[str] = []
         self._size, self._height, self._afresh = self._console.size, 0, 0
@@ -96,10 +94,6 @@ class LiveScreen:
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """Draw it as at most `height` lines of at most `width` cells. now: Unix seconds."""
         raise NotImplementedError
-
-    def top_line(self, width: int) -> Text:
-        """The first line."""
-        return left_right(*self._titles, width)
 
     def print_above(self, line: str) -> None:
         """A line above the view, wrapped by the terminal itself: it can be copied as one line."""

@@ -23,6 +23,7 @@ from tt_cli.terminal.format import (
     clean,
     fit,
     labelled,
+    left_right,
     percent,
     plural,
     rate,
@@ -99,7 +100,7 @@ class Screen(LiveScreen):
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """The live view."""
         state = self.state
-        head = [self.top_line(width), fit(Text.assemble(*phase_words(state, now)), width)]
+        head = [left_right(*self.titles, width), fit(Text.assemble(*phase_words(state, now)), width)]
         if state.swarm is not None and self._draw_swarm is not None:
             room = max(3, height - len(head) - 3 - min(len(self._log), max(2, height // 6)))
             body = self._draw_swarm(state.swarm, state.losses(), width, room)
@@ -147,7 +148,9 @@ def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
     if state.troubles:
         lines.append(line("troubles", (clean(trouble_counts(state)), "yellow")))
     lines.append(line("averaging", *_round_words(state.round, width - 10)))
-    lines.append(line("weights", _weights_words(state)))
+    saved = f" · step {state.saved_step:,} saved" if state.saved_step is not None else ""
+    peer = f" · peer {short_id(state.peer_id)}{' (client mode)' if state.client_mode else ''}" if state.peer_id else ""
+    lines.append(line("weights", f"digest {short_digest(state.digest)}{saved}{peer}"))
     return lines
 
 
@@ -165,9 +168,3 @@ def _round_words(result: events.Round | None, room: int) -> list[tuple[str, str]
     each = ", ".join(f"{clean(part)} {value:.1f} s" for part, value in parts.items())
     fits = each and len(words) + len(f"{whole}: {each}") <= room
     return [(words, style), (f"{whole}: {each}" if fits else whole, "dim")]
-
-
-def _weights_words(state: PeerState) -> str:
-    saved = f" · step {state.saved_step:,} saved" if state.saved_step is not None else ""
-    peer = f" · peer {short_id(state.peer_id)}{' (client mode)' if state.client_mode else ''}" if state.peer_id else ""
-    return f"digest {short_digest(state.digest)}{saved}{peer}"
