@@ -13,6 +13,7 @@ import yaml
 from scripts.build_deploy import EXAMPLE, FOLDER
 from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.organise.server_files import ServerFacts, rendered
+from tt_cli.run import load_run
 
 SOURCE = Path(__file__).parents[2]
 
@@ -21,6 +22,11 @@ def test_the_examples_are_what_init_writes() -> None:
     found = {path.name: path.read_text() for path in FOLDER.iterdir()}
     assert found == rendered(EXAMPLE), "write them anew: scripts/build_deploy.py"
     assert not any("@{" in text for text in found.values())
+
+
+def test_a_service_names_the_package_that_has_what_the_run_needs() -> None:
+    files = rendered(ServerFacts.of(load_run("words"), ""))
+    assert "/pip install 'tt-cli[lm]'\n" in files["tt-words.service"]
 
 
 @pytest.mark.parametrize("facts", [EXAMPLE, ServerFacts("mine", 4000), ServerFacts("mine", 4000, "203.0.113.7")])

@@ -32,3 +32,8 @@ def test_who_trained_is_named_in_text_that_means_nothing_else() -> None:
 def test_a_card_without_the_marks_stays() -> None:
     for text in ("", "mine", "mine <!-- checkpoints -->", "mine <!-- end of checkpoints -->"):
         assert with_lists(text, RUN, {1: None}, [("ada", 1)]) == text
+
+
+def test_it_names_the_package_that_has_what_the_run_needs() -> None:
+    assert "\npip install tt-cli\n" in card(RUN)
+    assert "\npip install 'tt-cli[lm]'\n" in card(load_run("words"))

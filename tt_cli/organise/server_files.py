@@ -20,17 +20,21 @@ _PLACE = re.compile(r"@\{(\w+)\}")
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Facts that differ from run to run. address: IP or host name of the server. authority: its URL. Both may be ""."""
+    """Facts that differ from run to run. address: IP or host name of the server. authority: its URL. Both may be "".
+
+    package: what pip installs for the run.
+    """
 
     name: str
     port: int = 31337
     address: str = ""
     authority: str = ""
+    package: str = RunConfig.package
 
     @classmethod
     def of(cls, run: RunConfig, address: str) -> ServerFacts:
         """The facts in a run file."""
-        return cls(run.run.name, run.peers.coordinator_port, address, run.membership.authority or "")
+        return cls(run.run.name, run.peers.coordinator_port, address, run.membership.authority or "", run.package)
 
     @property
     def hosts(self) -> list[str]:
@@ -54,6 +58,7 @@ def rendered(facts: ServerFacts) -> dict[str, str]:
     inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
     values = {
         "name": facts.name,
+        "package": facts.package,
         "port": str(facts.port),
         "assistant_port": str(facts.port + 1),
         "host": facts.hosts[0],

@@ -32,7 +32,8 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None, by
         lines += ["datasets:", f"- {json.dumps(run.data.name)}"]
     lines += ["---", "", f"# {run.run.name}", "", run.run.description, ""]
     lines += ["## Join", "", "With a GPU at home, or with patience and a CPU:", ""]
-    lines += ["```", "pip install tt-cli", *(["tt login"] if _closed(run) else []), f"tt join {name}", "```", ""]
+    login = ["tt login"] if _closed(run) else []
+    lines += ["```", f"pip install {run.package}", *login, f"tt join {name}", "```", ""]
     if _closed(run):
         lines += [f"It admits the members of {run.membership.organisation} on the Hub.", ""]
     if name == RUN_FILE:

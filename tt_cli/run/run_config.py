@@ -27,11 +27,13 @@ PROTOCOL = 7
 class RunConfig(sections.Section):
     """Everything that says what a run is. Frozen; two equal run files give equal objects.
 
-    A subclass is a kind of run: its `kind`, where its task is ("module:Class", see tt_cli.task), and tables of its own.
+    A subclass is a kind of run: its `kind`, where its task is ("module:Class", see tt_cli.task), the package that has
+    what it needs, as pip takes it, and tables of its own.
     """
 
     kind: ClassVar[str]
     task_class: ClassVar[str]
+    package: ClassVar[str] = "tt-cli"
     kinds: ClassVar[dict[str, type[RunConfig]]] = {}
 
     run: sections.RunPart
@@ -200,6 +202,7 @@ class CausalLmRun(RunConfig):
 
     kind = "causal_lm"
     task_class = "tt_cli.task.causal_lm_task:CausalLmTask"
+    package = "'tt-cli[lm]'"
 
     task: text_parts.CausalLmPart
     model: text_parts.LanguageModelPart
