@@ -138,12 +138,12 @@ def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(HistoryWriter, "add_checkpoint", killed)
         opened().look()
-    (folder / "pictures" / ".00000003-0a0a0a0a-0.png.99.tmp").write_bytes(b"half")
+    (folder / "pictures" / ".00000003-0a0a0a0a-0.png.tmp").write_bytes(b"half")
     assert rows() == []
     half = files(folder)
     assert opened().look()
     (row,) = rows()
-    assert {**files(folder), ".00000003-0a0a0a0a-0.png.99.tmp": b"half"} == half, "the same names and bytes"
+    assert {**files(folder), ".00000003-0a0a0a0a-0.png.tmp": b"half"} == half, "the same names and bytes"
     assert not opened().look()
     assert rows() == [row]
 

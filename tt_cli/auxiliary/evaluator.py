@@ -49,7 +49,7 @@ MOST_EXAMPLES = 512  # for the held-out loss
 BATCH = 16
 DRAWN = DalleTask, CausalLmTask  # with samples for prompts
 KEPT_STEPS = 200  # whose pictures are kept
-_OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.(png|txt)|\..+\.(png|txt)\.\d+\.tmp")  # its files, finished or not
+_OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.(png|txt)|\..+\.(png|txt)\.tmp")  # its files, finished or not
 
 
 class Evaluator:
