@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import brotli
+
 from tt_cli.atomic_write import atomic_file
 from tt_cli.data.codes import CODE_COLUMNS, ID_COLUMNS
 from tt_cli.data.columns import SIZES, Row, column_batches, json_object, text_or_bytes, unescaped
@@ -176,8 +178,6 @@ def _read_lines(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row]]
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    import brotli
-
     decompressor, rest = brotli.Decompressor(), b""
     while not decompressor.is_finished():
         with _damage(name):
@@ -222,8 +222,6 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    import brotli
-
     compressor = brotli.Compressor(quality=BROTLI_QUALITY)
     with path.open("wb") as file:
         for row in rows:
@@ -340,7 +338,6 @@ _FORMATS = {
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
     """Raise what the libraries raise over a damaged file as one line."""
-    import brotli
     import pyarrow
 
     damage = (pyarrow.ArrowException, brotli.error, tarfile.TarError, OSError, EOFError, UnicodeDecodeError)

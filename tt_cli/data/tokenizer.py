@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import tokenizers
 import torch
 
 from tt_cli.data import builtin
@@ -14,9 +14,6 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
 from tt_cli.run import DalleRun, RunConfig
 from tt_cli.run.sections import TokenizerSource
-
-if TYPE_CHECKING:
-    import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -69,8 +66,6 @@ def load_tokenizer(run: RunConfig) -> Tokenizer:
 
 def read_tokenizer(part: TokenizerSource) -> tokenizers.Tokenizer:
     """The tokenizer of this place. Raises UsageError for an unknown name, TTError when it cannot be read."""
-    import tokenizers
-
     if part.source == "builtin":
         path = builtin.checked_file(part.name, TOKENIZER_FILE)
     else:

@@ -74,13 +74,12 @@ class OfRun:
         return f"run {self.run.run.name}"
 
     def answer(self, micro_batch: int) -> Answer:
-        need = self.account(self.run).need(self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
+        account = self.account(self.run)
+        need = account.need(self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
         components = tuple(component for component in need.items if component.bytes)
         place = place_of(self.kind)
         tensors = sum(part.bytes for part in components if part.place == place and not part.assumed)
-        return Answer(
-            self.account(self.run).sizes()["parameters"], components, "forward and backward pass", tensors, place
-        )
+        return Answer(account.sizes()["parameters"], components, "forward and backward pass", tensors, place)
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         for words, size, itemsize in (

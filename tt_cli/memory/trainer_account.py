@@ -67,19 +67,20 @@ class Need:
     @property
     def device(self) -> int:
         """Bytes of GPU memory; 0 where the CPU trains."""
-        return self._sum("device")
+        return self.total("device")
 
     @property
     def host(self) -> int:
         """Bytes of RAM."""
-        return self._sum("host")
+        return self.total("host")
 
     def in_words(self, place: Place) -> str:
         """The largest items: "gradients 12.8 MiB, …"."""
         items = sorted((item for item in self.items if item.place == place), key=lambda item: -item.bytes)
         return ", ".join(f"{item.what} {shown(item.bytes)}" for item in items[:3])
 
-    def _sum(self, place: Place) -> int:
+    def total(self, place: Place) -> int:
+        """Bytes of one of both."""
         return sum(item.bytes for item in self.items if item.place == place)
 
 

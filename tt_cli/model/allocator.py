@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -28,8 +27,6 @@ _REUSED = 1 << 30  # bytes: blocks up to this size, and as much free memory at t
 
 def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks; False where the C library is not glibc. Call it before the first work."""
-    if not sys.platform.startswith("linux"):
-        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(key, _REUSED) for key in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
 

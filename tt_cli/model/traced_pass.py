@@ -10,16 +10,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 Make = Callable[[], nn.Module]
 Loss = Callable[[nn.Module], Tensor]
@@ -32,7 +32,6 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
 
     make, loss: of the model, and of a batch. itemsize: bytes of the products' dtype.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     def trace() -> int:
         computed, tensors = _without_content(make, loss, mode := FakeTensorMode())
@@ -45,10 +44,6 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
 
 def traced_flops(make: Make, loss: Loss) -> int:
     """The floating-point operations of a pass: those of its products, twice of what is multiplied."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     computed, _ = _without_content(make, loss, mode := FakeTensorMode())
     with mode, FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         computed(nullcontext())

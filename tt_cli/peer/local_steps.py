@@ -127,8 +127,7 @@ class LocalSteps(Accumulator):
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
-        for parameter in self._parameters.values():
-            parameter.grad = None
+            optimizer.zero_grad()
         self._clear()
         self.new.merge(self._waiting)
         self._waiting = FigureSums()

@@ -48,10 +48,6 @@ class Room:
         """The flag that bounds it."""
         return "--memory" if self.place == "host" else "--gpu-memory"
 
-    def taken_by(self, need: Need) -> int:
-        """The part of a need that is taken from this room."""
-        return need.host if self.place == "host" else need.device
-
     def in_words(self) -> str:
         """Such as "6.1 of 7.7 GiB are free on this machine"."""
         if self.memory is not None and self.memory <= self.most:
@@ -101,10 +97,10 @@ def check_room(
     room = host if device.kind == "cpu" else gpu_room(device, gpu_memory)
     need = task.need(device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
     for taken in (host, room):
-        if taken.taken_by(need) > taken.most:
+        if need.total(taken.place) > taken.most:
             raise refusal(task, need, taken)
     if room.place == "device":
-        most = max(room.taken_by(need), room.usual if gpu_memory is None else room.most)
+        most = max(need.total(room.place), room.usual if gpu_memory is None else room.most)
         share = min(1.0, max(0, most - CUDA_ON_DEVICE) / room.total)
         where = () if device.torch_device.type == "mps" else (device.torch_device,)
         torch.get_device_module(device.torch_device).set_per_process_memory_fraction(share, *where)
@@ -113,7 +109,7 @@ def check_room(
 
 def refusal(task: Task[Any], need: Need, room: Room) -> TTError:
     """One line: what it needs, what there is, what would make it fit."""
-    fixes, taken = [], room.taken_by(need)
+    fixes, taken = [], need.total(room.place)
     if room.memory is not None and taken <= room.total and room.memory < taken:
         fixes.append(f"give {room.flag} {-(-taken * 1.1 // 10**8) / 10:g}GB")
     elif taken <= room.total:
@@ -135,7 +131,7 @@ def refusal(task: Task[Any], need: Need, room: Room) -> TTError:
 def choose_activation_budget(task: Task[Any], device: Device, room: Room, emit: Emit) -> int:
     """Bytes of activations that a model may keep for its backward pass; the more, the less it computes again."""
     least = task.need(device.kind, itemsize=device.itemsize)
-    rest = max(0, room.usual - room.taken_by(least))
+    rest = max(0, room.usual - least.total(room.place))
     share = (ACTIVATION_SHARE if task.reversible else WHOLE_SHARE)[device.kind]
     reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; what does not fit is computed again"
     emit(Choice("activations", shown(share * rest), reason))
@@ -154,7 +150,7 @@ class RoomMemory:
 
     def predicted(self, size: int) -> int:
         """Bytes that it takes by the memory model."""
-        return self._room.taken_by(self.need(size))
+        return self.need(size).total(self._room.place)
 
     def need(self, size: int) -> Need:
         """All that it takes by the memory model."""

@@ -103,11 +103,11 @@ class TrainedState:
         now = self.state()
         return replace(now, parameters=_copies(now.parameters), optimizer=_copies(now.optimizer))
 
+    @torch.no_grad()
     def copy_into(self, model: nn.Module) -> None:
         """Give the model on the device these parameters."""
-        with torch.no_grad():
-            for name, parameter in trained(model).items():
-                parameter.copy_(self._parameters[name])
+        for name, parameter in trained(model).items():
+            parameter.copy_(self._parameters[name])
 
     def read_tree(self, manifest: bytes) -> StateTree:
         """The tree of a state that could be this one. Raises ValueError."""

@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.constants import ENDPOINT
 
 from tt_cli.data.build.journal import SETTINGS, SHARDS, SUMS, ShareState, sums_of
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.hub.repository import CARD, RepositoryChanged, commit, open_repository, read_text, sending
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 GROUP = 20  # shards that are sent together: what a failure can cost
 TRIES = 6
@@ -89,9 +89,6 @@ def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | 
     Raises UsageError for what the Hub refuses and for a repository with other data, HubUnreachable after some tries;
     then, another call goes on.
     """
-    from huggingface_hub import get_token
-    from huggingface_hub.constants import ENDPOINT
-
     if get_token() is None:
         raise UsageError(f"cannot publish the data set {name}: nobody is logged in; run `tt login`")
     for number in range(TRIES - 1):
@@ -108,8 +105,6 @@ def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | 
 
 
 def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | None, tell: Tell) -> None:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
     action, sums = f"cannot publish the data set {name}", sums_of(encoded.shards)
     repository = open_repository(name, action, kind="dataset", private=private)
     if SUMS in repository.files and read_text(repository, SUMS, action, MOST_SUMS_BYTES) == sums:

@@ -44,7 +44,7 @@ class DecoderPool:
 
         # A server that has loaded what is needed forks the workers: it knows no threads and no GPU.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tt_cli.data.build.picture_decoding", "PIL.Image"])
+        context.set_forkserver_preload(["tt_cli.data.build.picture_decoding"])
         return ProcessPoolExecutor(workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),))
 
     def __call__(self, chosen: Iterator[Chosen], ahead: int) -> Iterator[Result]:

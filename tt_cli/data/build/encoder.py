@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from tt_cli.data.build.decoder_pool import Chosen, DecoderPool
 from tt_cli.data.build.journal import Journal, Place
@@ -33,10 +34,6 @@ from tt_cli.data.columns import LABEL, SIZES, Row
 from tt_cli.data.row_rules import RowRules
 from tt_cli.errors import TTError, UsageError, is_out_of_memory
 from tt_cli.run import DalleRun, RunConfig
-
-if TYPE_CHECKING:
-    import torch
-
 
 MOST_UNRECORDED = 512  # pictures that are left out one after the other, before that is recorded too
 REPORT_SECONDS = 1.0
@@ -196,8 +193,6 @@ def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
     if device.type == "cpu":
         batch = max(4, min(64, 2**18 // pixels**2))
         return batch, f"{batch} pictures at a time: a kill costs some seconds of a CPU's work at most"
-    import torch
-
     free, _ = torch.cuda.mem_get_info(device)
     bytes_each = GPU_PICTURE_BYTES * pixels**2 / 256**2
     batch = 1 << max(0, min(6, int(free / 2 / bytes_each).bit_length() - 1))
@@ -215,8 +210,6 @@ class PictureEncoder:
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Pictures (b, side, side, 3) uint8 → codes (b, n) int16. Halves the batch when the GPU's memory is short."""
-        import torch
-
         try:
             pictures = torch.from_numpy(pixels).to(self._device).permute(0, 3, 1, 2).float().div_(255)
             return np.asarray(self._vqgan.encode(pictures).to(torch.int16).cpu())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.codes import CODE_COLUMNS, ID_COLUMNS
@@ -116,20 +117,17 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
     size = DalleRun.of(run).vqgan.codebook_size
     result = Inspection("", size, used=np.zeros(size, np.int64))
     row_filter = RowFilter(replace(RowRules.of(run), filtered=False), hopeless=math.inf)
-    for file in files:
-        result.shards += 1
-        result.bytes += file.stat().st_size
-        for batch in _batches(file, result):
-            result.rows += len(batch)
-            result.column = result.column or next((column for column in CODE_COLUMNS if column in batch[0]), "")
-            captions, codes, _ = row_filter.sift(batch)
-            result.used += np.bincount(codes.ravel(), minlength=result.codebook_size)
-            result.caption_characters += sum(map(len, captions))
-            first = row_filter.counts["kept"] - len(captions)
-            for taken, example in enumerate(zip(captions, codes, strict=True), first + 1):
-                place = len(result.samples) if len(result.samples) < samples else int(rng.integers(taken))
-                if place < samples:
-                    result.samples[place : place + 1] = [example]
+    for batch in _batches(files, result):
+        result.rows += len(batch)
+        result.column = result.column or next((column for column in CODE_COLUMNS if column in batch[0]), "")
+        captions, codes, _ = row_filter.sift(batch)
+        result.used += np.bincount(codes.ravel(), minlength=result.codebook_size)
+        result.caption_characters += sum(map(len, captions))
+        first = row_filter.counts["kept"] - len(captions)
+        for taken, example in enumerate(zip(captions, codes, strict=True), first + 1):
+            place = len(result.samples) if len(result.samples) < samples else int(rng.integers(taken))
+            if place < samples:
+                result.samples[place : place + 1] = [example]
     if not result.column and not result.damaged:
         raise UsageError(f"the shards have no column {' or '.join(CODE_COLUMNS)}")
     result.problems = row_filter.counts.problems()
@@ -140,36 +138,36 @@ def inspect_tokens(files: Sequence[Path], run: CausalLmRun, samples: int, seed: 
     """As `inspect`, of the shards of `tt data tokenize`: ids for codes, beginnings of documents for captions."""
     rng, tokenizer = np.random.default_rng(seed), TextTokenizer(run)
     result = Inspection("", tokenizer.size, used=np.zeros(tokenizer.size, np.int64))
-    for file in files:
-        result.shards += 1
-        result.bytes += file.stat().st_size
-        for row in chain.from_iterable(_batches(file, result)):
-            result.rows += 1
-            column = next((column for column in ID_COLUMNS if column in row), "")
-            result.column = result.column or column
-            content, dtype = row.get(column) or b"", ID_COLUMNS.get(column, np.dtype("<u2"))
-            ids = np.frombuffer(content if len(content) % dtype.itemsize == 0 else b"", dtype)
-            if not len(ids) or ids.max() >= tokenizer.size:
-                result.problems["other_tokenizer" if len(ids) else "no_ids"] += 1
-                continue
-            result.used += np.bincount(ids, minlength=tokenizer.size)
-            words = tokenizer.backend.decode(ids[:SHOWN_TOKENS].tolist())
-            result.caption_characters += len(tokenizer.backend.decode(ids.tolist()))
-            place = len(result.samples) if len(result.samples) < samples else int(rng.integers(result.rows))
-            if place < samples:
-                result.samples[place : place + 1] = [(words, ids)]
+    for row in chain.from_iterable(_batches(files, result)):
+        result.rows += 1
+        column = next((column for column in ID_COLUMNS if column in row), "")
+        result.column = result.column or column
+        content, dtype = row.get(column) or b"", ID_COLUMNS.get(column, np.dtype("<u2"))
+        ids = np.frombuffer(content if len(content) % dtype.itemsize == 0 else b"", dtype)
+        if not len(ids) or ids.max() >= tokenizer.size:
+            result.problems["other_tokenizer" if len(ids) else "no_ids"] += 1
+            continue
+        result.used += np.bincount(ids, minlength=tokenizer.size)
+        words = tokenizer.backend.decode(ids[:SHOWN_TOKENS].tolist())
+        result.caption_characters += len(tokenizer.backend.decode(ids.tolist()))
+        place = len(result.samples) if len(result.samples) < samples else int(rng.integers(result.rows))
+        if place < samples:
+            result.samples[place : place + 1] = [(words, ids)]
     return result
 
 
-def _batches(path: Path, result: Inspection) -> Iterator[Sequence[Row]]:
-    """The rows of a shard as far as it can be read."""
-    try:
-        with path.open("rb") as file:
-            yield from read_batches(file, path.name)
-    except OSError as error:
-        result.damaged.append(f"cannot read {path}: {error.strerror or error}")
-    except TTError as error:
-        result.damaged.append(str(error))
+def _batches(files: Sequence[Path], result: Inspection) -> Iterator[Sequence[Row]]:
+    """The rows of all shards, of each as far as it can be read; shards, bytes and damage are counted."""
+    for path in files:
+        result.shards += 1
+        result.bytes += path.stat().st_size
+        try:
+            with path.open("rb") as file:
+                yield from read_batches(file, path.name)
+        except OSError as error:
+            result.damaged.append(f"cannot read {path}: {error.strerror or error}")
+        except TTError as error:
+            result.damaged.append(str(error))
 
 
 def as_text(result: Inspection) -> str:
@@ -218,8 +216,6 @@ figure {{ margin: 0 }} img {{ width: 100% }} figcaption {{ font-size: .85rem; ov
 
 
 def _inline(picture: np.ndarray) -> str:
-    from PIL import Image
-
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

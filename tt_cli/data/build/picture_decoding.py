@@ -17,12 +17,9 @@ import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = {  # Pillow's names, each with the endings of its files: what the web is made of, decoded in this process
     "JPEG": (".jpg", ".jpeg"),
@@ -57,8 +54,6 @@ class Undecodable:
 
 def decode(content: bytes | Path, side: int) -> Decoded | Undecodable:
     """The square of `side` pixels in a picture file or its content. Never raises for what is in it."""
-    from PIL import UnidentifiedImageError
-
     picture = _read(content) if isinstance(content, Path) else content
     if isinstance(picture, Undecodable):
         return picture
@@ -91,8 +86,6 @@ def _read(path: Path) -> bytes | Undecodable:
 
 
 def _decode(content: bytes, side: int) -> Decoded | Undecodable:
-    from PIL import Image, ImageOps
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; sizes are looked at here
         try:
@@ -116,8 +109,6 @@ def _decode(content: bytes, side: int) -> Decoded | Undecodable:
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:
-    from PIL import Image
-
     if picture.mode.startswith("I") or picture.mode == "F":  # more than 8 bits, which a plain conversion would clip
         grey = np.asarray(picture, dtype=np.float32)
         most = 65535.0 if picture.mode.startswith("I;16") or grey.max() > 255 else 255.0
@@ -130,8 +121,6 @@ def _as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _square(picture: Image.Image, side: int) -> Image.Image:
-    from PIL import Image
-
     shorter = min(picture.size)
     left, top = (picture.width - shorter) / 2, (picture.height - shorter) / 2
     box = (left, top, left + shorter, top + shorter)

@@ -25,6 +25,7 @@ from tt_cli.data.memory_bound import bounded
 from tt_cli.data.shard_format import LARGEST_MEMBER, tar_samples
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.dataset_errors import dataset_errors
+from tt_cli.run.sections import HUB_NAME
 
 PICTURES = tuple(itertools.chain(*FORMATS.values()))
 TABLES = (".parquet", ".jsonl", ".csv")
@@ -72,8 +73,6 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
     A folder with tars in it is those tars; else one with tables beside the pictures is those tables; else captions
     are in NAME.txt beside each picture. Raises UsageError where there is nothing of the kind.
     """
-    from tt_cli.run.sections import HUB_NAME
-
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder(path)

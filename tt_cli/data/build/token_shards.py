@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,7 @@ from tt_cli.data.examples import RowCounts
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
 from tt_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from tt_cli.run import CausalLmRun
+from tt_cli.run import CausalLmRun
 
 CONTAINER = "parquet"
 SPLITS = ("train", "validation")

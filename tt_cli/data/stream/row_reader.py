@@ -171,8 +171,7 @@ class RowReader:
                 yield self._empty(walk.at, last=True)
                 continue
             try:
-                file = self.source.take(shard)
-                with file:
+                with self.source.take(shard) as file:
                     yield from self._rows_of(shard, file, skip, walk)
             except ShardProblem as problem:
                 if self.plan.strict:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.projection import copied_bytes
 from tt_cli.model.sampling.generation import PROMPTS_AT_ONCE
 from tt_cli.model.sampling.kv_cache import Caches, slot_count
-
-if TYPE_CHECKING:
-    from tt_cli.model.dalle import Dalle
 
 # float32 values that choosing a code holds for each entry of the vocabulary: the filters' sorts most of all.
 _SAMPLING_VALUES = 20

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.blocks import layer_norm
 from tt_cli.model.layers.projection import Projection
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.cuda_graph import captured
 from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, StepTables, step_shifted
-
-if TYPE_CHECKING:
-    from tt_cli.model.dalle import Dalle
 
 # Prompts whose text runs through the trunk together: enough rows for any device, and a bound on its memory.
 PROMPTS_AT_ONCE = 4

@@ -119,10 +119,9 @@ class MemoryWatch:
             self._warn(f"{look.words}: there is nothing that this peer could lower")
 
     def _give_way(self, look: Look) -> None:
-        mine = self._memory is not None and look.family > self._memory
         if look.family > GAIN * self._expected and may_restart(self._marker, RESTART_SECONDS, self._clock()):
             raise WorkerBroken(f"{look.words}: beginning anew from a backup before something is ended for it")
-        if mine:
+        if self._memory is not None and look.family > self._memory:
             raise TTError(
                 f"{look.words}, and beginning anew would not change that: give --memory "
                 f"{look.family * 1.2 / 1e9:.1f}GB, or --batch-size 1"
