@@ -101,8 +101,20 @@ def test_a_compiler_that_begins_anew_for_each_size_is_not_waited_for_without_end
     machine = Machine(lambda size: 0.01)
     machine.cost = lambda size: 0.01 + (100.0 if machine.sizes.count(size) == 1 else 0.0)
     found = machine.search(patient=True)
-    assert max(machine.sizes) == found.size == 4 and found.rate == pytest.approx(400.0)
+    assert max(machine.sizes) == found.size == 8 and found.rate == pytest.approx(800.0)
     assert found.reason.endswith("compiling for more sizes takes too long: 300 s so far")
+
+
+def test_on_a_gpu_one_example_is_tried_only_where_two_do_not_fit() -> None:
+    """Kernels are compiled for it alone, which takes a minute."""
+    machine = Machine(lambda size: 0.2 + 0.01 * size)
+    machine.search(patient=True)
+    assert machine.sizes[0] == 2 and 1 not in machine.sizes
+    small = Machine(lambda size: 0.2, fits=1)
+    found = small.search(patient=True)
+    assert found.size == 1 and found.reason == "fastest of 1 at 5.0 samples/s; 2 does not fit"
+    with pytest.raises(TTError, match="not one example fits"):
+        Machine(lambda size: 0.2, fits=0).search(patient=True)
 
 
 def test_on_a_gpu_the_clock_goes_on_while_others_have_the_processor() -> None:

@@ -2,7 +2,8 @@
 
 Notable:
 - a try is what training does with a micro-batch: forward, backward, the check that it is finite, the sum;
-- on a GPU one call of each new size is not timed: kernels are compiled, loaded and chosen in it;
+- on a GPU one call of each new size is not timed: kernels are compiled, loaded and chosen in it. They are compiled for
+  one example and, once more, for any greater number: one example is tried only where two do not fit;
 - sizes double while that pays; then the sizes half-way to the neighbours of the best are tried, and the best few once
   more in turns, so that another program's burst does not decide; on a CPU the clock stands while others have it;
 - nothing is tried that the memory model says does not fit, corrected by what the tries before really took;
@@ -131,10 +132,12 @@ class MicroBatchSearch:
 
     def run(self) -> SizeChoice:
         """Raises TTError when not even one example fits."""
-        size = 1
+        size = 2 if self._patient and self._largest > 1 else 1
         while not self._stopped and self._fits(size) and self._try(size):
             self._stopped = self._enough(size)
             size *= 2
+        if size > 1 and not self._seconds:
+            self._try(1)
         if not self._seconds:
             raise TTError(
                 f"not one example fits in the {shown(self._memory.limit)} that this peer may take: close programs that "
@@ -159,7 +162,7 @@ class MicroBatchSearch:
         expected = 2 * size / self._rate(size)
         if expected > SLOWEST_MICRO_BATCH and not self._patient:
             return f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
-        if size > 1 and not self._may_go_on(expected, SEARCH_SECONDS):
+        if len(self._seconds) > 1 and not self._may_go_on(expected, SEARCH_SECONDS):
             return f"no more were tried within {PROBE_SECONDS:g} s"
         return ""
 
