@@ -10,12 +10,13 @@ import torch
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
 from task.test_digits import RUN as DIGITS
+from testbed.sums_task import SumsRun
 from testbed.tiny_words import tiny_words
 from told import Told
 
 from tt_cli.auxiliary import evaluator as room
 from tt_cli.auxiliary.evaluator import Evaluator, spread
-from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, GENERAL_PROMPTS, SamplesOptions, checked_prompts
+from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, SamplesOptions, checked_prompts
 from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.checkpoint.checkpoint_files import save as write_checkpoint
@@ -64,7 +65,9 @@ def opened() -> Iterator[Open]:
     """Evaluators of a run in its folder; at the end their databases are closed."""
     closing: list[HistoryWriter | HistoryReader] = []
 
-    def open_one(run: RunConfig = RUN, told: list[str] | None = None, every: int = 10) -> Evaluator:
+    def open_one(
+        run: RunConfig = RUN, told: list[str] | None = None, every: int = 10, prompts: Sequence[str] = PROMPTS
+    ) -> Evaluator:
         folder = folders.run_folder(run)
         store, reader = (
             HistoryWriter(database_url(folder), run.identity, mends=False),
@@ -76,7 +79,7 @@ def opened() -> Iterator[Open]:
         def tell(line: str, level: str) -> None:
             lines.append(line)
 
-        return Evaluator(run, store, reader, every, PROMPTS, tell, heartbeat=lambda activity: None)
+        return Evaluator(run, store, reader, every, list(prompts), tell, heartbeat=lambda activity: None)
 
     yield open_one
     for one in closing:
@@ -266,6 +269,18 @@ def test_of_another_kind_nothing_is_drawn_and_what_cannot_be_measured_is_done_on
     assert seen == [(3, None, []), (13, None, [])]
 
 
+def test_a_task_of_any_kind_answers_the_prompts(opened: Open) -> None:
+    run, told = SumsRun.model_validate(DIGITS.model_dump()), list[str]()
+    parameters = {name: parameter.detach() for name, parameter in task_of(run).new_model().named_parameters()}
+    state = TrainingState(3, parameters, {}, run.to_toml(), run.identity)
+    write_checkpoint(folders.checkpoints(run), state, keep=10)
+    assert opened(run, told, prompts=run.prompts).look()
+    assert told[-1] == "step 3: 2 texts"
+    written = files(folders.run_folder(run))
+    for picture in rows(run)[0]["pictures"]:  # type: ignore[attr-defined]
+        assert written[picture["file"]].decode().startswith(f"{picture['prompt']} = ")
+
+
 def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: Open, tmp_path: Path) -> None:
     def write(split: str, examples: Sequence[Example]) -> None:
         rows = [{"caption": one.caption, "code": one.codes.astype("<i2").tobytes()} for one in examples]
@@ -330,7 +345,7 @@ def test_prompts_suit_the_data_and_are_checked() -> None:
     captions = {example.caption for example in builtin.examples("emoji")}
     assert checked_prompts(RUN, []) == list(EMOJI_PROMPTS) and captions.issuperset(EMOJI_PROMPTS)
     other = RUN.replaced({"data.source": "hub", "data.name": "org/pictures"})
-    assert checked_prompts(other, []) == list(GENERAL_PROMPTS)
+    assert checked_prompts(other, []) == list(RUN.prompts)
     assert checked_prompts(RUN, ["owl", "sun", "owl"]) == ["owl", "sun"]
     for bad in ([" "], ["a\nb"], ["\x1b[31m"], ["x" * 301], [f"prompt {number}" for number in range(25)]):
         with pytest.raises(UsageError, match="^--prompt: "):

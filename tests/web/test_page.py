@@ -177,6 +177,14 @@ def test_a_run_of_another_kind_shows_its_own_figures_and_no_pictures(
     assert violations(page, axe) == [] and fits(page) and complaints(page) == []
     page.close()
     digits.gone()
+    for checkpoint in range(CHECKPOINTS):
+        (tmp_path / f"{checkpoint}-0.txt").write_text("2 + 3 = 5")
+    writes = Served(MadeHistory(500, 4, {"wrong": 0.125}, ("2 + 3",), "txt"), tmp_path, DIGITS)
+    page = opened(context, writes)  # its task has samples
+    expect(page.get_by_role("heading", name="What it writes")).to_be_visible()
+    expect(page.locator("#pictures blockquote")).to_have_text(["2 + 3 = 5"])
+    page.close()
+    writes.gone()
 
 
 def test_a_language_models_texts_are_shown_as_text(context: BrowserContext, axe: str, tmp_path: Path) -> None:

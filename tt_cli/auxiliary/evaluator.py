@@ -2,7 +2,6 @@
 
 Notable:
 - it reads the run's folder and never asks the swarm; of several checkpoints that are new it takes the newest;
-- prompts, seed and sampling are the same for all checkpoints: a picture changes because the model did;
 - the row that says that a checkpoint is done is the last thing written. What was killed midway is done again, to the
   same bytes under the same names; what is done is never done twice;
 - a text is kept as a picture is: a file in the same folder, a row in the same table.
@@ -13,41 +12,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
-from tt_cli import __version__
 from tt_cli.atomic_write import atomic_write
 from tt_cli.checkpoint.checkpoint_files import checkpoints_in, load, step_of
 from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.subset import HELD_OUT
-from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw
-from tt_cli.draw.picture_files import text_chunks
-from tt_cli.draw.writing import Writer
 from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter
-from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
-from tt_cli.task.causal_lm_task import CausalLmTask
-from tt_cli.task.dalle_task import DalleTask
-from tt_cli.task.picture_codec import load_vqgan
 from tt_cli.task.task import Task
 from tt_cli.terminal.format import plural
 
-SEED = 0
-TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer` for pictures
-TOKENS = 64  # of a text
 MOST_EXAMPLES = 512  # for the held-out loss
 BATCH = 16
-DRAWN = DalleTask, CausalLmTask  # with samples for prompts
 KEPT_STEPS = 200  # whose pictures are kept
 _OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.(png|txt)|\..+\.(png|txt)\.tmp")  # its files, finished or not
 
@@ -80,7 +65,7 @@ class Evaluator:
         batches = self._task.held_out(MOST_EXAMPLES, BATCH)
         if not batches:
             splits = f"{', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
-            rest = "samples only" if isinstance(self._task, DRAWN) else "nothing is measured"
+            rest = "samples only" if self._run.prompts else "nothing is measured"
             self._tell(f"the data set {self._run.data.name} has no split {splits}: {rest}", "info")
         return batches
 
@@ -88,10 +73,6 @@ class Evaluator:
     def _task(self) -> Task[Any]:
         task = task_of(self._run)
         task.prepare()
-        if isinstance(task, DalleTask):
-            for prompt, read in cut_prompts(task.tokenizer, self._prompts).items():
-                cut = f'of "{prompt}" the model reads only the first {task.tokenizer.text_length} tokens: "{read}"'
-                self._tell(cut, "warning")
         return task
 
     def look(self) -> bool:
@@ -125,7 +106,7 @@ class Evaluator:
     def _done(self, row: Row) -> bool:
         if self._heldout:
             return row["heldout_loss"] is not None
-        return bool(row["pictures"]) or not isinstance(self._task, DRAWN)  # there is nothing but the row
+        return bool(row["pictures"]) or not self._run.prompts  # there is nothing but the row
 
     def _evaluate(self, path: Path, at: float, size: int) -> bool:
         """Raises CheckpointError for one that cannot be used, or is gone."""
@@ -138,18 +119,18 @@ class Evaluator:
         del state  # the optimizer's part is not needed
         model = task.filled_model(parameters, str(path)).eval().requires_grad_(False)
         loss = self._heldout_loss(model)
-        kind, samples = self._samples(task, model, step)
+        samples = self._samples(model, step)
         if not any(step_of(other) >= step for other in checkpoints_in(self._checkpoints)):
             return False  # an organiser's order took the run back meanwhile
-        files = self._save(samples.values(), step, digest, "png" if kind == "picture" else "txt")
+        files = self._save(samples.values(), step, digest, "png" if task.draws else "txt")
         self._store.add_pictures(step, zip(samples, files, strict=True))
         self._store.add_checkpoint(step, at, digest, size, heldout_loss=loss)
         self._tidy()
         results = [] if loss is None else [f"held-out loss {loss:.4f}"]
         if loss is not None and self._run.kind == "causal_lm":
             results[0] += f" (perplexity {torch.tensor(loss).exp():.2f})"  # inf of what has diverged
-        results += [plural(len(files), kind)] if files else []
-        wanted = "measure and to draw" if isinstance(task, DRAWN) else "measure"
+        results += [plural(len(files), "picture" if task.draws else "text")] if files else []
+        wanted = "measure and to draw" if self._run.prompts else "measure"
         self.activity = f"step {step}: {', '.join(results) or f'nothing to {wanted} with'}"
         self._tell(self.activity, "info")
         return True
@@ -160,33 +141,13 @@ class Evaluator:
             losses = [self._task.losses(model, batch)[0].item() * len(batch) for batch in self._heldout]
         return sum(losses) / sum(map(len, self._heldout)) if losses else None
 
-    def _samples(self, task: Task[Any], model: Any, step: int) -> tuple[str, dict[str, bytes]]:
-        """Samples by their prompts, and of which kind; none without the VQGAN's weights, or the memory."""
-
-        def progress(done: int, total: int) -> None:
-            self._heartbeat(f"draws from step {step}, {done / total:.0%} done")
-
+    def _samples(self, model: Any, step: int) -> dict[str, bytes]:
+        """Samples by their prompts; none without the VQGAN's weights, or the memory."""
         try:
-            if isinstance(task, CausalLmTask):
-                writer, writing = Writer(model, task), Sampling(TEMPERATURE, top_p=TOP_P, temperature_first=True)
-                ways = writing, SEED, TOKENS, lambda piece: self._heartbeat(f"writes with step {step}")
-                return "text", {one: f"{one}{writer.write(one, *ways)[0]}".encode() for one in self._prompts}
-            if not isinstance(task, DalleTask):
-                return "sample", {}
-            models = DrawingModels(self._run, model, load_vqgan(self._run), task.tokenizer)
-            settings = DrawingSettings(samples=1, sampling=Sampling(TEMPERATURE, top_p=TOP_P), seed=SEED)
-            drawings = draw(models, self._prompts, settings, on_progress=progress)
-            return "picture", {drawing.prompt: self._png(drawing, step) for drawing in drawings}
+            return self._task.samples(model, self._prompts, step, self._tell, self._heartbeat)
         except TTError as error:
             self._tell(f"no samples are made: {error}", "warning")
-            return "sample", {}
-
-    def _png(self, drawing: Drawing, step: int) -> bytes:
-        about = {"run": self._run.identity, "step": step, "seed": SEED, "temperature": TEMPERATURE, "top_p": TOP_P}
-        facts = {name: str(value) for name, value in about.items()} | {"software": f"tt {__version__}"}
-        chunks = text_chunks({"prompt": drawing.prompt, **facts})
-        Image.fromarray(drawing.picture).save(file := BytesIO(), format="PNG", pnginfo=chunks)
-        return file.getvalue()
+            return {}
 
     def _save(self, samples: Iterable[bytes], step: int, digest: str, suffix: str) -> list[str]:
         """The names of the files, which are there whole or not at all."""

@@ -15,7 +15,7 @@ from tt_cli.database import Database
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
-from tt_cli.run import CausalLmRun, DalleRun, RunConfig, folders
+from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
 
@@ -33,13 +33,6 @@ EMOJI_PROMPTS = (
     "owl",
     "snow-capped mountain",
 )
-GENERAL_PROMPTS = (
-    "a mountain lake at sunrise",
-    "an armchair in the shape of an avocado",
-    "a red bicycle leaning against a brick wall",
-    "an oil painting of a cat on a window sill",
-)
-TEXT_PROMPTS = ("Once upon a time", "It is", "She said that", "The first thing to know is")
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,7 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
 
     A kind of run that does neither has none. Raises UsageError.
     """
-    usual = TEXT_PROMPTS if isinstance(run, CausalLmRun) else GENERAL_PROMPTS if isinstance(run, DalleRun) else ()
-    if given and not usual:
+    if given and not run.prompts:
         raise UsageError(f"--prompt: run {run.run.name} is of kind {run.kind}, from which nothing is drawn")
     for prompt in given:
         if not prompt.strip() or not prompt.isprintable():
@@ -67,7 +59,7 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
     if len(given) > MOST_PROMPTS:
         raise UsageError(f"--prompt: {len(given)} are too many; at most {MOST_PROMPTS}")
     if not given:
-        given = EMOJI_PROMPTS if (run.data.source, run.data.name) == ("builtin", "emoji") else usual
+        given = EMOJI_PROMPTS if (run.data.source, run.data.name) == ("builtin", "emoji") else run.prompts
     return list(dict.fromkeys(given))
 
 

@@ -28,12 +28,13 @@ class RunConfig(sections.Section):
     """Everything that says what a run is. Frozen; two equal run files give equal objects.
 
     A subclass is a kind of run: its `kind`, where its task is ("module:Class", see tt_cli.task), the package that has
-    what it needs, as pip takes it, and tables of its own.
+    what it needs, as pip takes it, prompts for its samples, and tables of its own.
     """
 
     kind: ClassVar[str]
     task_class: ClassVar[str]
     package: ClassVar[str] = "tt-cli"
+    prompts: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[dict[str, type[RunConfig]]] = {}
 
     run: sections.RunPart
@@ -169,6 +170,12 @@ class DalleRun(RunConfig):
 
     kind = "dalle"
     task_class = "tt_cli.task.dalle_task:DalleTask"
+    prompts = (
+        "a mountain lake at sunrise",
+        "an armchair in the shape of an avocado",
+        "a red bicycle leaning against a brick wall",
+        "an oil painting of a cat on a window sill",
+    )
 
     model: sections.ModelPart
     tokenizer: sections.TokenizerPart
@@ -203,6 +210,7 @@ class CausalLmRun(RunConfig):
     kind = "causal_lm"
     task_class = "tt_cli.task.causal_lm_task:CausalLmTask"
     package = "'tt-cli[lm]'"
+    prompts = ("Once upon a time", "It is", "She said that", "The first thing to know is")
 
     task: text_parts.CausalLmPart
     model: text_parts.LanguageModelPart

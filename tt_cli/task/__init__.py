@@ -5,7 +5,7 @@ The peers, the auxiliary peer and the swarm's checks know names, shapes, one los
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +15,5 @@ if TYPE_CHECKING:
 
 def task_of(run: RunConfig) -> Task[Any]:
     """The task of a run. Loads no torch by itself."""
-    module, _, name = run.task_class.partition(":")
-    task: Task[Any] = getattr(import_module(module), name)(run)
+    task: Task[Any] = resolve_name(run.task_class)(run)
     return task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache, cached_property, partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 from tt_cli.errors import TTError, UsageError
@@ -72,6 +73,10 @@ class CausalLmTask(Task["nn.Module"]):
         from tt_cli.data.text.token_stream import held_out
 
         return held_out(self.run, self.tokenizer, most, size)
+
+    def samples(self, *of_checkpoint: Any) -> dict[str, bytes]:
+        texts: dict[str, bytes] = resolve_name("tt_cli.draw.samples:texts")(self, *of_checkpoint)
+        return texts
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         import torch

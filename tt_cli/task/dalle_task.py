@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from tt_cli.memory.trainer_account import DalleAccount
@@ -20,6 +21,7 @@ class DalleTask(DalleAccount, Task["Dalle"]):
     """The training task of a DALL-E's run. All that knows of it, beside drawing and the memory account, is here."""
 
     run: DalleRun
+    draws = True
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -55,6 +57,10 @@ class DalleTask(DalleAccount, Task["Dalle"]):
         examples = heldout_examples(self.run, most)
         pairs = [(example.caption, example.codes) for example in examples]
         return [batch_of(self.tokenizer, pairs[first : first + size]) for first in range(0, len(pairs), size)]
+
+    def samples(self, *of_checkpoint: Any) -> dict[str, bytes]:
+        pngs: dict[str, bytes] = resolve_name("tt_cli.draw.samples:pictures")(self, *of_checkpoint)
+        return pngs
 
     def losses(self, model: Dalle, batch: Batch) -> Losses:
         losses = model.loss(**batch.tensors)

@@ -6,7 +6,7 @@ A kind of run is a `RunConfig` with tables of its own, and a `Task`; docs/add-a-
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="nn.Module")
 Losses = tuple["Tensor", dict[str, "Tensor"]]
 """A scalar to train on, differentiable, and up to four others by name, without their graphs."""
+Tell = Callable[[str, str], None]
+Beat = Callable[[str], None]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -61,6 +63,7 @@ class Task(TaskAccount, Protocol[Model]):
     """
 
     run: RunConfig
+    draws: bool = False  # its samples are pictures
     compiled_from: int = 20_000_000  # parameters, counted in every layer that uses them; an estimate
 
     @property
@@ -88,7 +91,7 @@ class Task(TaskAccount, Protocol[Model]):
         peer: str = "",
         folder: Path | None = None,
         name: str = "examples",
-        tell: Callable[[str, str], None] = lambda words, remedy: None,
+        tell: Tell = lambda words, remedy: None,
     ) -> Examples:
         """The examples to train on, in an order that seed and peer decide.
 
@@ -98,6 +101,14 @@ class Task(TaskAccount, Protocol[Model]):
     def held_out(self, most: int, size: int) -> list[Batch]:
         """Up to `most` examples on which nobody trains, the same each time, `size` at a time. Raises TTError."""
         return []
+
+    def samples(self, model: Model, prompts: Sequence[str], step: int, tell: Tell, heartbeat: Beat) -> dict[str, bytes]:
+        """Samples of a checkpoint for the run's `prompts`: texts in UTF-8, or PNGs of a task with `draws`.
+
+        tell: takes a line for a person and its level; heartbeat: what is done at the moment. Raises TTError where none
+        can be made.
+        """
+        return {}
 
     @abstractmethod
     def losses(self, model: Model, batch: Batch) -> Losses:

@@ -27,6 +27,7 @@ export class Samples {
     const newest = this.checkpoints[this.checkpoints.length - 1];
     this.beside(newest);
     if (!newest) return;
+    for (const id of ["samples", "samples-link"]) byId(id).hidden = false;
     this.slider.max = String(this.checkpoints.length - 1);
     if (atEnd) this.slider.value = this.slider.max;
     byId("samples-play").hidden = this.checkpoints.length < 2;
