@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.memory_step import of_architecture
+from testbed.spawned import Call, spawned
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, tensors
@@ -122,6 +125,13 @@ def test_state_is_what_the_optimizers_keep() -> None:
         assert said == pytest.approx(held, rel=0.01)
 
 
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Call]:
+    """A process of its own: where compiling has failed once, arguments of calls live longer, those of the tape too."""
+    with spawned({"OMP_NUM_THREADS": "1"}) as call:
+        yield call
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "layers"),
     [
@@ -131,25 +141,18 @@ def test_state_is_what_the_optimizers_keep() -> None:
         ("t5-small", "mixed", "kept"),
     ],
 )
-def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str) -> None:
-    pytest.importorskip("transformers")
-    from testbed.memory_step import of_architecture
-
+def test_passes_take_what_torch_allocates(fresh: Call, name: str, precision: str, layers: str) -> None:
     model = ARCHITECTURES[name]
     shape = TINY | {"sequence": 96} | ({"positions": 96} if model.positions else {})
     shape |= {"decoder_layers": 3, "target": 32} if model.family == "t5" else {}
     case = {"model": name, "shape": shape, "device": "cpu", "precision": precision, "attention": "eager"}
     case |= {"optimizer": "adam", "bits": 16 if precision == "pure16" else 32}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    seen = of_architecture(case | {"checkpointing": layers == "checkpointed", "micro_batch": 4})
-    torch.set_num_threads(threads)
+    seen = fresh(of_architecture, case | {"checkpointing": layers == "checkpointed", "micro_batch": 4}).result(120)
     asked = CalculatorOptions(
         kind="cpu", precision=precision, attention="eager", layers=layers, micro_batch=4, bits=case["bits"]  # type: ignore[arg-type]
     )  # fmt: skip
-    assert reckon(replace(model, **shape), asked).tensors == pytest.approx(
-        max(seen["passes"], seen["update"]), rel=0.05
-    )
+    said = fresh(reckon, replace(model, **shape), asked).result(120)
+    assert said.tensors == pytest.approx(max(seen["passes"], seen["update"]), rel=0.05)
 
 
 def test_network_and_compute() -> None:

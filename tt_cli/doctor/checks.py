@@ -128,7 +128,9 @@ def probe(run: RunConfig | None, device: str | None) -> dict[str, Any]:
             check=False,
         )
         found = json.loads(answer.stdout.strip().rpartition("\n")[2])
-        return found if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            raise ValueError
+        return found
     except subprocess.TimeoutExpired:
         return {"error": f"torch did not answer within {PROBE_SECONDS:.0f} s: the GPU's driver may hang"}
     except (OSError, ValueError):

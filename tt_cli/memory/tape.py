@@ -4,7 +4,8 @@ It follows torch's rules: an operation's result lives as long as somebody refers
 pass will need (Paszke et al. 2019), and a node's gradients are freed when the next nodes took them. So the worst moment
 falls out of the order of work instead of a formula for it. `Tape.peak` is that moment, `Tape.at_peak` what is held.
 
-Relies on reference counting: a `Storage` is freed when its last reference goes, as in torch.
+Relies on reference counting: a `Storage` is freed when its last reference goes, as in torch. Where arguments of calls
+live longer, as in a process in which torch.compile has failed once, answers are too high.
 """
 
 from __future__ import annotations
