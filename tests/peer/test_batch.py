@@ -115,6 +115,8 @@ def test_on_a_gpu_one_example_is_tried_only_where_two_do_not_fit() -> None:
     assert found.size == 1 and found.reason == "fastest of 1 at 5.0 samples/s; 2 does not fit"
     with pytest.raises(TTError, match="not one example fits"):
         Machine(lambda size: 0.2, fits=0).search(patient=True)
+    tight = Machine(lambda size: 0.2, need=GIB, limit=GIB)
+    assert tight.search(patient=True).size == 1 and set(tight.sizes) == {1}, "two would not fit by the memory model"
 
 
 def test_on_a_gpu_the_clock_goes_on_while_others_have_the_processor() -> None:

@@ -132,7 +132,8 @@ class MicroBatchSearch:
 
     def run(self) -> SizeChoice:
         """Raises TTError when not even one example fits."""
-        size = 2 if self._patient and self._largest > 1 else 1
+        two = self._patient and self._largest > 1 and self._memory.predicted(2) <= self._memory.limit
+        size = 2 if two else 1
         while not self._stopped and self._fits(size) and self._try(size):
             self._stopped = self._enough(size)
             size *= 2

@@ -82,7 +82,7 @@ async function seldom(): Promise<void> {
         : "",
     );
   });
-  await Promise.allSettled([leaders.load(), checkpoints, figures, rounds, known]);
+  await Promise.allSettled([leaders.load(), checkpoints, figures, rounds, known, calculator.load()]);
 }
 
 async function everything(): Promise<void> {
@@ -91,7 +91,6 @@ async function everything(): Promise<void> {
       showRun(run);
       hero.run(run);
       swarm.figures = run.described !== undefined;
-      return calculator.load();
     }),
     plots.load(),
     seldom(),
