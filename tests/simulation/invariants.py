@@ -113,8 +113,10 @@ class Watch:
             if (other.peer_id in commit.listening) == other.client:
                 raise Violation(f"joins: {machine.number} took what the leader said of {other.number} for true")
         self._check_words(machine, commit)
-        if self._valid:
-            self._check_shares(machine, {str(peer): self._number(str(peer)) for peer in commit.members})
+        there = [one.collaboration.averager._rounds.get(group_id) for one in self.machines if one.starts]
+        origin = next((one.origin for one in there if one is not None and one.origin is not None), None)
+        if self._valid and origin is not None:
+            self._check_shares(machine, origin)
         for honest in (other for other in self.machines if other.honest):
             if honest.name in averager.audits.proofs.guilty():
                 raise Violation(f"honesty: {number} holds a proof against {honest.number}, who is honest")
@@ -162,11 +164,12 @@ class Watch:
     def _number(self, peer_id: str) -> int:
         return next(machine.number for machine in self.machines if machine.name == peer_id)
 
-    def _check_shares(self, machine: Machine, members: dict[str, int]) -> None:
-        commit = list(machine.collaboration.averager._rounds.values())[-1]
+    def _check_shares(self, machine: Machine, commit: CommitProtocol) -> None:
+        """commit: of the round in which the average was made, of one of its members."""
+        members = {str(peer): self._number(str(peer)) for peer in commit.members}
         weights = np.zeros(machine.state.average.shape[1])
         for peer, number in members.items():
-            status = commit.status() if peer == machine.name else commit.statuses.get(peer)
+            status = commit.status() if peer == str(commit.me) else commit.statuses.get(peer)
             said = status.said.get("samples", np.nan) if status is not None else np.nan
             weights[number] = min(said, machine.collaboration.averager.max_weight)
         for shares in {row.tobytes(): row for row in machine.state.average}.values():  # most are alike

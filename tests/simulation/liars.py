@@ -196,6 +196,50 @@ def two_faced(entropy: random.Random) -> Lie:
     return Turned(lambda peer: random.Random(f"{peer} {seed}").random() < 0.5)
 
 
+class Locks:
+    """Says in its joins that it voted for an average that nobody made, or for none; to some it votes for nothing."""
+
+    def __init__(self, entropy: random.Random):
+        self._hides, self._entropy, self._deaf = entropy.random() < 0.5, entropy, entropy.choice([0.0, 0.5])
+
+    def __call__(self, node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method in ("rpc_settle", "rpc_settle!") and self._entropy.random() < self._deaf:
+            return None
+        me, signer = node.peer_id.to_bytes(), node.averager.signer
+        if method == "rpc_join_group":
+            changed = type(message).FromString(message.SerializeToString())
+            changed.gather = self._changed(signer, message.gather)
+            return changed
+        if method == "rpc_join_group!" and message.code == averaging_pb2.BEGIN_ALLREDUCE:
+            changed = type(message).FromString(message.SerializeToString())
+            place = list(message.ordered_peer_ids).index(me)
+            changed.gathered[place] = self._changed(signer, message.gathered[place])
+            return changed
+        return message
+
+    def _changed(self, signer: Any, entry: bytes) -> bytes:
+        fields = joined(entry)
+        attempt, _, shares, _ = fields[-1]
+        made_up = attempt + 2, attempt + 1, shares or (1, 1), random.Random(f"{fields[2]}").randbytes(32)
+        fields[-1] = (attempt, 0, (), b"") if self._hides else made_up
+        return entry_of(signer.sign(fields))
+
+
+def envelope_in(entry: bytes) -> bytes:
+    """The signed join in what a leader hands out of a member."""
+    return wire.SIGNED_JOIN.read(wire.GATHERED.read(entry)[2])
+
+
+def joined(entry: bytes) -> list[Any]:
+    """The fields of that join."""
+    return [*wire.JOIN.read(wire.ENVELOPE.read(envelope_in(entry))[0])]
+
+
+def entry_of(envelope: bytes) -> bytes:
+    """What a leader hands out of a member."""
+    return wire.GATHERED.pack((None, 1, wire.SIGNED_JOIN.pack(envelope)))
+
+
 class Leader:
     """Changes what it hands out where it leads, to all or to some."""
 
@@ -232,10 +276,10 @@ class Leader:
         one, mine, gathered = self._entropy.choice(others), peers.index(me), list(gathered)
         if way in ("nobody listens", "signs for others"):
             for place in others:
-                _, key, signature = wire.ENVELOPE.read(self._envelope(gathered[place]))
+                _, key, signature = wire.ENVELOPE.read(envelope_in(gathered[place]))
                 fields = self._join(gathered[place], 5, False)
                 changed = wire.ENVELOPE.pack((wire.JOIN.pack(tuple(fields)), key, signature))
-                self._put(gathered, place, changed if way == "nobody listens" else signer.sign(fields))
+                gathered[place] = entry_of(changed if way == "nobody listens" else signer.sign(fields))
         elif way == "without":
             left_out = self._entropy.choice([one, peers.index(told)])
             peers, gathered = ([*some[:left_out], *some[left_out + 1 :]] for some in (peers, gathered))
@@ -246,10 +290,9 @@ class Leader:
         elif way == "swapped":
             gathered[one], gathered[mine] = gathered[mine], gathered[one]
         elif way == "elsewhere":
-            fields = self._join(gathered[mine], 3, str(PeerID(peers[one])))
-            self._put(gathered, mine, signer.sign(fields))
+            gathered[mine] = entry_of(signer.sign(self._join(gathered[mine], 3, str(PeerID(peers[one])))))
         elif way == "halves":  # which need nothing of it: it reduces in neither
-            self._put(gathered, mine, signer.sign(self._join(gathered[mine], 5, False)))
+            gathered[mine] = entry_of(signer.sign(self._join(gathered[mine], 5, False)))
             first = {peer for place, peer in enumerate(sorted({*peers} - {me})) if place % 2}
             half = {*peers} - first if told not in first else first | {me}
             kept = [(peer, entry) for peer, entry in zip(peers, gathered, strict=True) if peer in half]
@@ -258,21 +301,12 @@ class Leader:
 
     def _join(self, entry: bytes, field: int, value: Any) -> list[Any]:
         """The fields of a join, one of them another one."""
-        body, _, _ = wire.ENVELOPE.read(self._envelope(entry))
-        fields = [*wire.JOIN.read(body)]
+        fields = joined(entry)
         fields[field] = value
         return fields
-
-    @staticmethod
-    def _envelope(entry: bytes) -> bytes:
-        return wire.SIGNED_JOIN.read(wire.GATHERED.read(entry)[2])
-
-    @staticmethod
-    def _put(gathered: list[bytes], place: int, envelope: bytes) -> None:
-        gathered[place] = wire.GATHERED.pack((None, 1, wire.SIGNED_JOIN.pack(envelope)))
 
 
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "evasive": evasive,
-    "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader,
+    "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader, "locks": Locks,
 }  # fmt: skip

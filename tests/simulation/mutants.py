@@ -59,8 +59,8 @@ MUTANTS = {
     ),
     "shares: each cuts by what it thinks of its own line": Mutant(
         "averager",
-        "shares=shares_of([joins[peer].upload for peer in reducers], len(members)),",
-        "shares=shares_of([joins[peer].upload * (peer != self.peer_id) for peer in reducers], len(members)),",
+        "shares_of([joins[peer].upload for peer in reducers], len(members))",
+        "shares_of([joins[peer].upload * (peer != self.peer_id) for peer in reducers], len(members))",
         "calm",
     ),
     "claims: who owes a round counts for nobody": Mutant(
@@ -84,7 +84,7 @@ MUTANTS = {
         "leader",
     ),
     "catch-up: votes for an average are nothing": Mutant(
-        "collaboration", "if self.take_over.follow(view, plan):", "if False:", "partition"
+        "collaboration", "if followed := self.take_over.follow(view, plan):", "if followed := False:", "partition"
     ),
     "quorum: only those in the same state count": Mutant(
         "participants.selector",
@@ -103,6 +103,13 @@ MUTANTS = {
         "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",
         "vouched = self.newcomer",
         "restart",
+    ),
+    "lock: what was voted for is forgotten": Mutant(
+        "allreduce.votes", "return max(ranked)[-1] if ranked else None", "return None", "moment"
+    ),
+    "lock: one vote is enough": Mutant("allreduce.votes", "if heard > liars:", "if True:", "locks"),
+    "lock: what nobody can give is kept": Mutant(
+        "averager", "if now >= stuck_at + (group.longest if away else 0.0):", "if False:", "moment"
     ),
     "commit: newcomers vote": Mutant("allreduce.commit", "dropped, group.liars, group.steps)", "dropped, group.liars)"),
     "quorum: newcomers count by their records": Mutant(

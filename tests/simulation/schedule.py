@@ -39,6 +39,7 @@ LOOK_SECONDS = 0.25
 WRITING_SECONDS = 2.0  # between two records of who does not exist
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
+FORGETTING = {"crash", "client", "death", "liar", "phantoms"}  # faults after which a step may be overruled
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
@@ -94,6 +95,9 @@ SCENARIOS = {
     "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
     "wrong": Scenario(liars=("wrong", "wrong", "evasive", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "locks": Scenario(
+        liars=("locks", "locks", "two-faced"), moments=4, aggregation="centered_clip", sizes=(4, 5, 6, 7)
+    ),
     "phantoms": Scenario(phantoms=12, crashes=1, loss=0.001, sizes=(2, 3, 4, 5)),
     "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),
     "backup": Scenario(
@@ -295,6 +299,8 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     overruled = 0
     try:
         overruled = watch.overruled() if not words else 0
+        if overruled and FORGETTING.isdisjoint(fault.kind for fault in schedule.faults):
+            words = f"agreement: {overruled} steps were overruled"
     except Violation as violation:
         words = str(violation)
     for machine in machines:

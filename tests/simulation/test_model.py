@@ -1,4 +1,4 @@
-"""A round in every order of events, by the model checker Spin: no two honest members step with unlike averages."""
+"""Rounds in every order of events, by the model checker Spin: no two honest members step with unlike averages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).with_name("round.pml")
+ROUND, ATTEMPTS = (Path(__file__).with_name(name) for name in ("round.pml", "attempts.pml"))
 
 
-def counterexample(folder: Path, *defined: str) -> bool:
+def counterexample(folder: Path, model: Path, *defined: str) -> bool:
     """Whether there is an order of events in which the model breaks its promise, after looking at all of them."""
     for command in (
-        ["spin", "-a", *defined, str(MODEL)],
+        ["spin", "-a", *defined, str(model)],
         ["gcc", "-O2", "-w", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"],
     ):
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -29,7 +29,7 @@ def counterexample(folder: Path, *defined: str) -> bool:
     "defined", ["-DN=2", "-DN=3", "-DN=4", "-DN=4 -DLIES", "-DN=4 -DLIES -DLEADER", "-DN=3 -DBACKUP"]
 )
 def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defined: str) -> None:
-    assert not counterexample(tmp_path, *defined.split())
+    assert not counterexample(tmp_path, ROUND, *defined.split())
 
 
 @pytest.mark.slow
@@ -39,4 +39,18 @@ def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defin
     ["-DN=4 -DLIES -DHEARD", "-DN=4 -DLIES -DHALF", "-DN=3 -DBACKUP -DTWICE", "-DN=4 -DLIES -DLEADER -DFEW"],
 )
 def test_without_one_of_its_rules_the_model_finds_how_they_would(tmp_path: Path, without: str) -> None:
-    assert counterexample(tmp_path, *without.split())
+    assert counterexample(tmp_path, ROUND, *without.split())
+
+
+@pytest.mark.slow
+@pytest.mark.debian
+@pytest.mark.parametrize("defined", ["-DN=2 -DK=3", "-DN=3 -DK=2", "-DN=4 -DK=2"])
+def test_what_one_made_a_step_no_later_round_makes_otherwise(tmp_path: Path, defined: str) -> None:
+    assert not counterexample(tmp_path, ATTEMPTS, *defined.split())
+
+
+@pytest.mark.slow
+@pytest.mark.debian
+@pytest.mark.parametrize("without", ["-DN=3 -DK=2 -DFORGET", "-DN=3 -DK=3 -DUNTRIED", "-DN=4 -DK=2 -DLIES"])
+def test_without_what_members_say_of_their_votes_a_step_is_lost(tmp_path: Path, without: str) -> None:
+    assert counterexample(tmp_path, ATTEMPTS, *without.split())

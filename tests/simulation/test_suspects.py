@@ -20,9 +20,9 @@ from simulation.virtual import in_virtual_time
 
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import Commitment, Inputs, SignedJoin
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, SignedJoin
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
-from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.averager import LAST_ATTEMPT, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
 
@@ -71,6 +71,26 @@ def test_all_who_say_that_they_listen_reduce() -> None:
         deaf = next(peer for peer in joins if peer != averager.peer_id)
         joins[deaf] = replace(joins[deaf], listens=False)
         assert set(averager._begin(b"group", joins, 40.0).allreduce.reducers) == joins.keys() - {deaf}
+
+    with_averager(check)
+
+
+@pytest.mark.parametrize(("trainers", "repeated"), [(3, True), (4, False)])
+def test_a_group_repeats_what_its_members_voted_for_unless_all_of_these_may_lie(trainers: int, repeated: bool) -> None:
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", swarm=trainers))
+        await averager._contribute(Contribution(40, 8.0))
+        joins = joins_of(3)
+        one, other, _ = joins
+        joins[one] = replace(joins[one], lock=Lock(2, 1, (5, 1), bytes(32)))
+        joins[other] = replace(joins[other], lock=Lock(LAST_ATTEMPT - 7))
+        group = averager._begin(b"group", joins, 40.0).allreduce.group
+        assert (group.locked, group.attempt) == (bytes(32) if repeated else b"", LAST_ATTEMPT - 6)
+        assert group.shares == ((5, 1) if repeated else (1, 1, 1))
+        joins[other] = replace(joins[other], lock=Lock(LAST_ATTEMPT))
+        last = averager._begin(b"group", joins, 40.0).allreduce.group.attempt
+        lock = replace(joins[one], lock=Lock(last, last))
+        assert SignedJoin.read(lock.sign(averager.signer), averager.signer.opened)[1] == lock, "others read it"
 
     with_averager(check)
 

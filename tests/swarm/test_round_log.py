@@ -71,6 +71,9 @@ def test_a_step_says_with_whom() -> None:
         words_of(told)
         == "step 5 made with ben, cleo and dora, 96 samples, 2 parts fetched from others than their reducers"
     )
+    tell, told = teller("ben")
+    tell.committed(5, result("p0", "p1", repaired=3, repeated=True), 96, SECONDS)
+    assert words_of(told) == "step 5 made with ben, 96 samples, with the average for which members had voted before"
     tell, told = teller("ben", "cleo", "dora", "emil")
     tell.committed(5, result("p0", "p1", "p2", "p3", "p4"), 96, SECONDS)
     assert words_of(told) == "step 5 made with ben, cleo and 2 others, 96 samples"

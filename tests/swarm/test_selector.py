@@ -54,7 +54,7 @@ def test_trainers_that_nobody_met_do_not_count_for_who_has_met_others() -> None:
     assert mine.plan(seen, *HERE).swarm == 11 and not mine.plan(seen, *HERE).steps
     mine.ended(RoundResult(problem="they did not come"), PHANTOMS, seen.records, 5)
     assert mine.plan(seen, *HERE).newcomer
-    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}, "c": {}}))
+    mine.stepped(5, RoundResult(complete=True, voting=frozenset({"me", "b", "c"})))
     found = mine.plan(seen, *HERE)
     assert found.swarm == 3 and found.enough and found.members == {"me", "b", "c"}
     assert found.steps and not found.newcomer and found.leader in {"me", "b", "c"}
@@ -76,14 +76,14 @@ def test_a_newcomer_counts_those_who_vote_and_does_not_go_alone() -> None:
 
 def test_nobody_leads_whom_one_has_not_met() -> None:
     mine = company("b", *PHANTOMS)
-    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}}))
+    mine.stepped(5, RoundResult(complete=True, voting=frozenset({"me", "b"})))
     led = {mine.plan(view("b", *PHANTOMS, epoch=5, digest=f"{n:02x}"), 5, f"{n:02x}").leader for n in range(20)}
     assert led == {"me", "b"}
 
 
 def test_phantoms_leave_nobody_out() -> None:
     mine = company("b", "c", *PHANTOMS)
-    mine.stepped(5, RoundResult(complete=True, members={"me": {}, "b": {}, "c": {}}))
+    mine.stepped(5, RoundResult(complete=True, voting=frozenset({"me", "b", "c"})))
     seen = SwarmState.of([record("me"), record("b"), record("c"), *(record(one, slow=["c"]) for one in PHANTOMS)])
     mine.ended(RoundResult(), PHANTOMS, seen.records, 5)
     assert mine.plan(seen, *HERE).members >= {"me", "b", "c"}

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
@@ -37,7 +37,7 @@ from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, RoundRules, SignedJoin, Signer, voters
+from tt_cli.swarm.allreduce.messages import GROUP_BYTES, Lock, RoundName, RoundRules, SignedJoin, Signer, voters
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
@@ -53,7 +53,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
-from tt_cli.swarm.allreduce.votes import group_of, liars_among
+from tt_cli.swarm.allreduce.votes import group_of, liars_among, locked_by
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.clock import Clock, loop_time
@@ -70,7 +70,21 @@ PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
 SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
+LAST_ATTEMPT = 2**32 - 1  # that a message has room for
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
+
+
+@dataclass(frozen=True)
+class LastVote:
+    """What this peer voted for in rounds from the newest state. commit: of the round in which it did last, if any.
+
+    stuck_at: since when it is known that the group which should repeat it has not got all of it.
+    """
+
+    state_key: str = ""
+    lock: Lock = Lock()
+    commit: CommitProtocol | None = None
+    stuck_at: float = math.inf
 
 
 class Averager(StateBridge, DecentralizedAverager):
@@ -104,6 +118,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._seeking = longest_search(run.swarm.matchmaking_time)
+        self._kept = "", Lock()  # the state of the last round, and what the next join says of it
         self._roster = 0  # bytes of the joins that this peer sends as the leader that it is now
         # in the averager's process:
         self._plan = RoundPlan()
@@ -112,6 +127,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
         self._rounds: dict[bytes, CommitProtocol] = {}
+        self._voted = LastVote()
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
@@ -168,7 +184,8 @@ class Averager(StateBridge, DecentralizedAverager):
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
         facts = not self.client_mode, self.upload, plan.steps
-        join = SignedJoin(*group, now, *facts, self._membership.mine())
+        lock = self._kept[1] if self._kept[0] == plan.state_key else Lock()
+        join = SignedJoin(*group, now, *facts, self._membership.mine(), lock)
         gather, others = join.sign(self.signer), len(plan.members) - 1
         self._roster = len(gather) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
         return self.step(
@@ -196,11 +213,14 @@ class Averager(StateBridge, DecentralizedAverager):
             limit = started + control.get_timeout() + self._run.swarm.averaging_timeout + 10.0
             while self.clock.monotonic() < limit and not (control.done() or control.began_allreduce):
                 with contextlib.suppress(TimeoutError):
-                    return control.result(timeout=LOOK_SECONDS)
+                    control.result(timeout=LOOK_SECONDS)
+                    break
                 if overtaken():
                     control.cancel()
                     return RoundResult(overtaken=True)
-            return control.result(timeout=limit - self.clock.monotonic())
+            result: RoundResult = control.result(timeout=limit - self.clock.monotonic())
+            self._kept = result.lock if result.lock[0] else self._kept
+            return result
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
                 control.cancel()
@@ -331,7 +351,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, weight: float, **_: Any) -> RoundResult:
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
-        began = loop_time()
+        began, commit = loop_time(), None
         try:
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
             admission, opened = self._membership, self.signer.opened
@@ -351,7 +371,9 @@ class Averager(StateBridge, DecentralizedAverager):
         except FalseGroup as error:
             return RoundResult(rejected={error.leader: str(error)}, problem=str(error))
         except Exception as error:
-            raise MatchmakingException(f"the round failed: {error}") from error
+            if commit is None:
+                raise MatchmakingException(f"the round failed: {error}") from error
+            return RoundResult(problem=f"the round failed: {error}", lock=self._remember(commit))
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts, workless = dict[str, str](), dict[str, str]()
         for guilty, proof in commit.proofs.items():
@@ -360,7 +382,21 @@ class Averager(StateBridge, DecentralizedAverager):
             self._averages.committed(commit.allreduce.name.state_key, commit.votes)
             doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)
         result = outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
-        return replace(result, workless=workless)
+        return replace(result, workless=workless, lock=self._remember(commit))
+
+    def _remember(self, commit: CommitProtocol) -> tuple[str, Lock]:
+        """The state from which a round started, and what this peer says of it in its next join."""
+        group, key, now = commit.allreduce.group, commit.allreduce.name.state_key, loop_time()
+        last = self._voted if self._voted.state_key == key else LastVote(key)
+        if average := commit.voted:
+            stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
+            last = LastVote(key, Lock(group.attempt, group.attempt, group.shares, average), commit, stuck_at)
+            # nobody here has all of it; who is away may have made it a step, and be cut off for a while
+            away = (commit.voting & self._plan.voices.keys()).difference(map(str, group.members))
+            if now >= stuck_at + (group.longest if away else 0.0):
+                last = LastVote(key)
+        self._voted = last = replace(last, lock=replace(last.lock, attempt=group.attempt))
+        return key, last.lock
 
     def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
         """The two phases of this member's round in the group of those who joined so. weight: its samples."""
@@ -372,12 +408,16 @@ class Averager(StateBridge, DecentralizedAverager):
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
+        voices, state_key = shared_voices(users), joins[self.peer_id].state_key
+        liars = liars_among(max(contribution.swarm, self._plan.swarm))
+        locks = {str(peer): join.lock for peer, join in joins.items()}
+        made = locked_by(locks, voices, liars_among(len(members)) if self._plan.newcomer else liars)
         group = RoundGroup(
-            name=RoundName(self.audits.rules.run, joins[self.peer_id].state_key, group_id),
+            name=RoundName(self.audits.rules.run, state_key, group_id),
             me=self.peer_id,
             members=members,
             reducers=reducers,
-            shares=shares_of([joins[peer].upload for peer in reducers], len(members)),
+            shares=made[0] if made else shares_of([joins[peer].upload for peer in reducers], len(members)),
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
@@ -386,14 +426,20 @@ class Averager(StateBridge, DecentralizedAverager):
                 peer: min(self.max_weight, contribution.allowed.get(peer, math.inf) + spare)
                 for peer in map(str, members)
             },
-            voices=shared_voices(users),
-            liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
+            voices=voices,
+            liars=0 if self._plan.newcomer else liars,
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
+            attempt=min(LAST_ATTEMPT, 1 + max(lock.attempt for lock in locks.values())),
+            locked=made[1] if made else b"",
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
-        return self.commit_type(allreduce, said)
+        if not made:
+            return self.commit_type(allreduce, said)
+        last = self._voted
+        mine = last.state_key == state_key and (last.lock.shares, last.lock.average) == made
+        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, last.commit if mine else None)
 
     async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""

@@ -381,10 +381,8 @@ class Collaboration:
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._selector.forgive()
-                if self.take_over.follow(view, plan):
-                    self.round_log.dropped(self.epoch - 1, self.epoch, self._accumulator.held.samples, started)
-                    self._accumulator.give_back(self.averager.local)
-                    return self._publish()
+                if self._follow(view, plan, started):
+                    return
                 self._wait_amid_round(plan.lacking)
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
@@ -401,6 +399,8 @@ class Collaboration:
                     return
                 self._averages = False
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
+                if result.lock[1].voted and self._follow(self.board.view, plan, started):
+                    return
                 self.board.renew()
             elif not held.samples and self._accumulator.ready:
                 self._hold()
@@ -416,6 +416,14 @@ class Collaboration:
                     self._commit(started, result)
                 return
             view = self.board.fresh_view()
+
+    def _follow(self, view: SwarmState, plan: RoundPlan, started: float) -> bool:
+        """Make the step that some made from this state, where more voted for it than may lie."""
+        if followed := self.take_over.follow(view, plan):
+            self.round_log.dropped(self.epoch - 1, self.epoch, self._accumulator.held.samples, started)
+            self._accumulator.give_back(self.averager.local)
+            self._publish()
+        return followed
 
     def _hold(self) -> None:
         """Put what was accumulated into the round."""
@@ -461,7 +469,10 @@ class Collaboration:
         self.round_log.left_out(self._selector.stepped(self.epoch, result, computing))
         self._moved.append((stepped, *map(float, self.averager.traffic)))
         samples, loss = result.samples_and_loss()
-        self._last_loss = self._accumulator.release()
+        if result.given:
+            self._last_loss = self._accumulator.release()
+        else:
+            self._accumulator.give_back(self.averager.local)
         phases = {phase: result.seconds[phase] for phase in PHASES if phase in result.seconds}
         self.round_log.committed(
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
@@ -469,7 +480,7 @@ class Collaboration:
         self.round_log.reduced(result.share, self.averager.upload)
         self._publish()
         self.round_log.step(self.epoch, loss, facts, self.state.digest)
-        if self._last_loss.samples and not self._contributed:
+        if result.given and self._last_loss.samples and not self._contributed:
             self._contributed = True
             self.emit(Contribution(self.epoch, self._last_loss.samples))
         self._trains()

@@ -78,7 +78,7 @@ class AllReduce:
         self.patience, self.longest = group.patience, SENDING * group.longest
         self.store, self.codec, self.weight = store, local.codec, weight
         self._local, self.signer, self._aggregation, self._usual = local, signer, aggregation, usual
-        self.parts = group.name.cut(store.layout, group.shares)
+        self.parts = group.cut(store.layout)
         self._indexes: dict[PeerID, list[int]] = {reducer: [] for reducer in self.reducers}  # of the parts of each
         for index, part in enumerate(self.parts):
             if part.reducer != NOBODY:
@@ -113,7 +113,8 @@ class AllReduce:
     def share(self) -> float | None:
         """The share of the average that this peer reduces; None for one that accepts no connections."""
         shares = self.group.shares
-        return shares[self.reducers.index(self.me)] / sum(shares) if self.me in self.reducers else None
+        reduces = self.me in self.reducers and not self.group.locked
+        return shares[self.reducers.index(self.me)] / sum(shares) if reduces else None
 
     def repeated(self, lost: Sequence[int], absent: frozenset[str], seconds: float) -> AllReduce:
         """The transfer of the parts that these reducers (positions) left, to their backups, into the same store.
@@ -131,6 +132,9 @@ class AllReduce:
 
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
+        if self.group.locked:  # what is here of it stays, the rest is fetched
+            self.hashes = self.hashes if self.store.hashes is self.hashes else self.store.open(self.group.shares)
+            return
         if not self.name.lost:
             self.hashes = self.store.open(self.group.shares)
             self._spread = spread(self._local, self.parts)

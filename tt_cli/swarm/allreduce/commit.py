@@ -12,6 +12,8 @@
 5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
    settle under the name of this repetition. They have not voted on these parts, and now never do but there. So of what
    a reducer that seemed dead signed and what its backups did, a quorum has voted for one at most.
+6. Who voted for an average that was dropped says so as it joins the next group (`Lock`). Where somebody may have made
+   it a step, the group makes none: these members vote for it again, the others as they hear of it, and all fetch it.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -56,16 +58,19 @@ SOON = 3.0  # part of the patience in which a member answers whose own transfer 
 class CommitProtocol:
     """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
 
-    said: what this member says about itself.
+    said: what this member says about itself. before: where the group repeats an average, the round in which this member
+    voted for it last, None where it did not.
 
     statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
-    given up. repetition: of the parts that reducers left, if there is one. over: this member's transfer is.
+    given up. repetition: of the parts that reducers left, if there is one. over: this member's transfer is. origin: the
+    round in which the average was made; None where this member was not in that. voting: peer ids of the members of all
+    rounds with this average, as far as this one was in them.
     """
 
-    def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
+    def __init__(self, allreduce: AllReduce, said: dict[str, Any], before: CommitProtocol | None = None):
         self._asks_until, self._ends = (loop_time() + share * allreduce.group.longest for share in (ASKING, ENDING))
         self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
@@ -78,6 +83,12 @@ class CommitProtocol:
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
         self._votes, self._signed = [MISSING] * len(allreduce.parts), b""
+        self._locked = allreduce.group.locked
+        self.origin: CommitProtocol | None = None if self._locked else self
+        self.voting = frozenset(map(str, self.members))
+        if before is not None:
+            self.origin, self.voting = before.origin, self.voting | before.voting
+            self._said, self._votes, allreduce.hashes = before._said, list(before.phases[-1]._votes), before._hashes
         self._began: dict[str, bytes] = {}  # reducer → its opening in this round
         self.repetition: CommitProtocol | None = None
         self.over, self._compared = asyncio.Event(), asyncio.Event()
@@ -94,6 +105,16 @@ class CommitProtocol:
         last = self.phases[-1]
         said = [last.status(), *last.statuses.values()]
         return tuple(status.vote for status in said if list(status.hashes) == last._hashes)
+
+    @property
+    def voted(self) -> bytes:
+        """The hash of the average for which this member voted and which somebody may have made a step; b"" for none."""
+        mine, last = self.allreduce, self.phases[-1]
+        wrong = self.proofs or too_few(mine.used, len(self.members)) or not {*self.unsigned.values()} <= {UNHEARD}
+        return b"" if wrong or MISSING in last._votes else self._hash_of(last._votes)
+
+    def _hash_of(self, votes: Sequence[bytes]) -> bytes:
+        return average_hash(self.allreduce.group.shares, votes)
 
     @property
     def phases(self) -> list[CommitProtocol]:
@@ -115,6 +136,8 @@ class CommitProtocol:
         self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
         await asyncio.wait_for(self.over.wait(), self.patience)
+        if self._locked:
+            await self._wait_for(set())
         self._vote()
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
         begun = self._began | self.allreduce.openings
@@ -138,6 +161,7 @@ class CommitProtocol:
         # members that cannot be called call by themselves; nobody can call this one if it does not listen
         calling = {str(member) for member in self.members if member not in self.listening and self.me in self.listening}
         asking = [self._ask(member) for peer, member in called.items() if peer not in gone]
+        late = bool(self._locked) and MISSING in self._votes  # it votes as it hears the others, and tells them then
         await asyncio.gather(self._wait_for(calling - gone), *asking)
         for first in (True, False):  # what is learned in the first exchange is told in the second
             self._agree(called.keys() | calling, calling)
@@ -146,7 +170,7 @@ class CommitProtocol:
                 about |= {*map(self.reducer_of, self.agreement.unconfirmed)}
                 reducing = {peer for peer, member in called.items() if self.allreduce.parts_of(member)}
                 about |= reducing - self.commitments.keys() - self.passed_on.keys()
-            if not (about := about - {""}):
+            if not (about := about - {""}) and not (first and late):
                 break
             await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
         else:
@@ -218,7 +242,13 @@ class CommitProtocol:
         self.agreement = agree(self._hashes, votes, voices, dropped, group.liars, group.steps)
 
     def _vote(self) -> None:
-        """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated."""
+        """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated.
+
+        On an average that the group repeats it votes as who has voted for that.
+        """
+        for status in self.statuses.values() if self._locked and MISSING in self._votes else ():
+            if MISSING not in status.hashes and self._hash_of(status.hashes) == self._locked:
+                self._votes = list(status.hashes)
         lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING and self.repetition is None}
         words = self.commitments
         for position in {self.allreduce.parts[index].reducer for index in lacking} - {NOBODY}:
@@ -251,8 +281,7 @@ class CommitProtocol:
         clipped = dict(self.allreduce.reducer.clipped)
         votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
-            whole = average_hash(mine.group.shares, votes)
-            self._signed = SignedVote(mine.name, str(self.me), (whole,)).sign(mine.signer)
+            self._signed = SignedVote(mine.name, str(self.me), (self._hash_of(votes),)).sign(mine.signer)
         rest = mine.commitment, clipped, others or {}, self.dropped, self._waited
         return PartStatus(votes, self._said, self._signed, *rest)
 
@@ -260,7 +289,7 @@ class CommitProtocol:
         """Another member's status. Raises ValueError for any other, and for votes that it did not sign."""
         status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
         if MISSING not in status.hashes:
-            vote = SignedVote(mine.name, peer, (average_hash(mine.group.shares, status.hashes),))
+            vote = SignedVote(mine.name, peer, (self._hash_of(status.hashes),))
             if SignedVote.read(status.vote, mine.signer.opened) != vote:
                 raise NotProven("votes that are not signed")
         return status
@@ -272,12 +301,20 @@ class CommitProtocol:
         async with self._heard:
             self.heard_at.setdefault(peer, loop_time())
             self.statuses[peer] = status
+            if self._locked:
+                self._vote()
             self._heard.notify_all()
+
+    def _have_spoken(self, peers: set[str]) -> bool:
+        """Tell whether these have said something; where an average is repeated, whether they and this peer voted."""
+        if not peers <= self.statuses.keys() or not self._locked:
+            return peers <= self.statuses.keys()
+        return not any(MISSING in votes for votes in (self._votes, *(self.statuses[peer].hashes for peer in peers)))
 
     async def _wait_for(self, peers: set[str]) -> None:
         try:
             async with asyncio.timeout(self._left(self._asks_until)), self._heard:
-                await self._heard.wait_for(lambda: peers <= self.statuses.keys())
+                await self._heard.wait_for(lambda: self._have_spoken(peers))
         except TimeoutError:
             logger.info(f"no word from {peers - self.statuses.keys()}")
 

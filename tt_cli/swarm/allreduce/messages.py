@@ -111,12 +111,26 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 
 
 @dataclass(frozen=True)
+class Lock:
+    """What a member did in earlier rounds from the state of its join: the average for which it voted may be a step.
+
+    attempt: the number of the last of them, 0 without one. voted: of the one in which it voted last, 0 without. shares,
+    average: the cut of the average for which it did, and its hash.
+    """
+
+    attempt: int = 0
+    voted: int = 0
+    shares: tuple[int, ...] = ()
+    average: bytes = b""
+
+
+@dataclass(frozen=True)
 class SignedJoin:
     """A member's signed word to the leader of a group, for this group alone.
 
     time: when it was signed (DHT time). listens: the member accepts connections, and so reduces. upload: kbit/s that
     its line carries, 0 where it does not know. steps: it has made some since it began. pass_text: its pass, "" in an
-    open run.
+    open run. lock: by its earlier rounds from this state; who joins makes none of those count any more.
     """
 
     run: str
@@ -127,6 +141,7 @@ class SignedJoin:
     upload: int
     steps: bool
     pass_text: str
+    lock: Lock = Lock()
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -141,7 +156,8 @@ class SignedJoin:
     def read(cls, envelope: bytes, opened: Opened = open_envelope) -> tuple[str, SignedJoin]:
         """The signer's peer id, and the join. Raises NotProven for anything else."""
         signer, body = opened(envelope)
-        return signer, cls(*_read(body, wire.JOIN)[1:])
+        values = _read(body, wire.JOIN)
+        return signer, cls(*values[1:-1], Lock(*values[-1]))
 
 
 class SignedMessage:

@@ -10,6 +10,7 @@ from typing import Any
 from tt_cli.swarm.allreduce.allreduce import too_few
 from tt_cli.swarm.allreduce.commit import UNHEARD, CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
+from tt_cli.swarm.allreduce.messages import Lock
 
 UNLIKE = "signed unlike averages"
 
@@ -26,7 +27,9 @@ class RoundResult:
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
     a wrong average. doubts: peer id → what the last audit could not clear up. workless: see `WorkAudits.look`. late:
     peer id → seconds for which it held the round up. waited: peer id → for which members it waited, as it says, and for
-    how many seconds. share: of the average that this peer reduced; None where it could not be asked to.
+    how many seconds. share: of the average that this peer reduced; None where it could not be asked to. lock: the state
+    from which the round started, and what it lets this peer say of it in the next one. given: its gradient is in the
+    average. repeated: that was made in an earlier round. voting: who was in a round with this average, as far as this peer was in it.
     """
 
     complete: bool = False
@@ -47,11 +50,16 @@ class RoundResult:
     late: dict[str, float] = field(default_factory=dict)
     waited: dict[str, dict[str, float]] = field(default_factory=dict)
     share: float | None = None
+    lock: tuple[str, Lock] = ("", Lock())
+    given: bool = True
+    repeated: bool = False
+    voting: frozenset[str] = frozenset()
 
     @classmethod
     def alone(cls, peer_id: str, samples: int, loss: float) -> RoundResult:
         """Of a peer without others. loss: summed over its samples."""
-        return cls(complete=True, members={peer_id: {"samples": samples, "loss": loss}}, received=1.0)
+        members = {peer_id: {"samples": samples, "loss": loss}}
+        return cls(complete=True, members=members, received=1.0, voting=frozenset(members))
 
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
@@ -92,6 +100,9 @@ def outcome_of(
         late=late_of(commit),
         waited=_waited_for(commit),
         share=transfer.share,
+        given=commit.origin is not None,
+        repeated=commit.origin is not commit,
+        voting=commit.voting,
     )
 
 

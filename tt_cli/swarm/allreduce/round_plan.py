@@ -28,7 +28,7 @@ from hivemind.utils import get_dht_time
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import NotProven, Opened, RoundName, SignedJoin, open_envelope
 from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
-from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, NOBODY, Partition, TensorPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
@@ -165,6 +165,8 @@ class RoundGroup:
     sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
     members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
     liars: the largest number below a third of the trainers' voices. steps: members that say to have made some.
+    attempt: the number of the round among those from its state. locked: the hash of the average that it repeats, with
+    that one's shares; b"" where it makes one.
     """
 
     name: RoundName
@@ -180,6 +182,13 @@ class RoundGroup:
     voices: Mapping[str, Fraction | int] = field(default_factory=dict)
     liars: int = 0
     steps: frozenset[str] = frozenset()
+    attempt: int = 1
+    locked: bytes = b""
+
+    def cut(self, layout: Partition) -> tuple[TensorPart, ...]:
+        """Its parts, each with who reduces it: nobody what was made before. Raises as `Partition.parts`."""
+        parts = self.name.cut(layout, self.shares)
+        return tuple(replace(part, reducer=NOBODY) for part in parts) if self.locked else parts
 
 
 class FalseGroup(ValueError):

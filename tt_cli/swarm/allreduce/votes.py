@@ -13,6 +13,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
+from tt_cli.swarm.allreduce.messages import Lock
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,29 @@ def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> b
     liars: how many may be among all of them, where they are a part of a swarm.
     """
     return 2 * some > voices + max(liars, liars_among(voices))
+
+
+def locked_by(
+    locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int], liars: int
+) -> tuple[tuple[int, ...], bytes] | None:
+    """The average (cut, hash) that a group repeats, as somebody may have made it a step; None for a new one.
+
+    More must have voted for it than may lie. Of several such averages it is the one of the latest attempt: had an
+    earlier one been made a step, that attempt would have repeated it. locks, voices: by peer id, of all members.
+    """
+    votes = defaultdict[tuple[tuple[int, ...], bytes], list[tuple[int, str]]](list)
+    for peer, lock in locks.items():
+        if lock.voted:
+            votes[lock.shares, lock.average].append((lock.voted, peer))
+    ranked = []
+    for average, said in votes.items():
+        heard = Fraction(0)
+        for attempt, peer in sorted(said, reverse=True):
+            heard += voices[peer]
+            if heard > liars:  # one of these does not lie
+                ranked.append((attempt, sum(voices[peer] for _, peer in said), average))
+                break
+    return max(ranked)[-1] if ranked else None
 
 
 def agree(

@@ -82,6 +82,7 @@ class Audits(ServicerBase):
         self._showing: asyncio.Task[None] | None = None
         self._doubts: dict[str, str] = {}
         self._audit: asyncio.Task[None] | None = None
+        self._newest = list(rounds)  # of the rounds, when the audit began
         self._sampler = sampler or AuditSampler()
 
     def begin(self, commit: CommitProtocol) -> dict[str, str]:
@@ -90,18 +91,21 @@ class Audits(ServicerBase):
         self.usual = commit.allreduce.norm_of_average()
         if self._audit is not None:
             self._audit.cancel()
-        self._audit = asyncio.create_task(self._look(commit))
+        self._newest = list(self._rounds)[-1:]
+        if commit.origin is not None:
+            self._audit = asyncio.create_task(self._look(commit.origin, late=commit.origin is not commit))
         return doubts
 
-    async def _look(self, commit: CommitProtocol) -> None:
+    async def _look(self, commit: CommitProtocol, late: bool) -> None:
         for phase in commit.phases:
-            await self._look_at(phase.allreduce, phase.commitments)
+            await self._look_at(phase.allreduce, phase.commitments, late)
 
-    async def _look_at(self, allreduce: AllReduce, commitments: Mapping[str, bytes]) -> None:
+    async def _look_at(self, allreduce: AllReduce, commitments: Mapping[str, bytes], late: bool) -> None:
+        """late: rounds later than its own; nobody need have kept what it sent then."""
         silent: set[PeerID] = set()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
             finding = await self.audit(allreduce, place, commitments)
-            if not (overtaken := self._overtaken(allreduce)):
+            if not (overtaken := self._overtaken()) and not late:
                 self._doubts |= finding.doubts
             if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
                 others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
@@ -144,7 +148,7 @@ class Audits(ServicerBase):
         shown, me = dict[str, bytes](), str(allreduce.me)
         # all members audit at about the same time: each begins with the one after itself
         for opening in sorted(openings, key=lambda opening: opening.sender <= me):
-            if self._overtaken(allreduce):
+            if self._overtaken():
                 return finding
             try:
                 sender = PeerID.from_base58(opening.sender)
@@ -157,9 +161,9 @@ class Audits(ServicerBase):
         parts = tuple(shown[opening.sender] for opening in openings)
         return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, parts))
 
-    def _overtaken(self, allreduce: AllReduce) -> bool:
+    def _overtaken(self) -> bool:
         """True when another round has begun: it overwrites what was sent in this one, and has the lines."""
-        return list(self._rounds)[-1:] not in ([], [allreduce.group_id[:GROUP_BYTES]])
+        return list(self._rounds)[-1:] != self._newest
 
     def _proven(self, finding: Finding, accusation: Accusation) -> Finding:
         with contextlib.suppress(NotProven):

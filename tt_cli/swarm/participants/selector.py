@@ -167,7 +167,7 @@ class ParticipantSelector:
         Returns of whom it says from now on that the swarm is faster without it.
         """
         self._disputed = frozenset()
-        self._met |= result.members.keys()
+        self._met |= result.voting
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
         now = self._clock.monotonic()
         whole, self._stepped_at = now - self._stepped_at, now

@@ -86,7 +86,9 @@ class RoundLog:
             self._ended(epoch, "alone", f"step {epoch} made alone, {samples} samples", result, samples, seconds)
             return self._note({})
         words = f"step {epoch} made with {self._names(others)}, {samples} samples"
-        if result.repaired:
+        if result.repeated:
+            words += ", with the average for which members had voted before"
+        elif result.repaired:
             words += f", {result.repaired} parts fetched from others than their reducers"
         self._ended(epoch, "committed", words, result, samples, seconds)
         view = self._view()

@@ -1,0 +1,153 @@
+"""What members voted for in a round that came to nothing is repeated, and nothing else becomes of its state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hivemind.proto import runtime_pb2
+from swarm.rounds import NAME, PEERS, SIGNERS, Member, Outcome, run_round
+
+from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.average_buffer import MISSING
+from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.messages import Lock
+from tt_cli.swarm.allreduce.part_fetch import answer
+from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
+from tt_cli.swarm.allreduce.votes import locked_by
+from tt_cli.swarm.compression.gradient_buffer import NOBODY
+
+ONE, OTHER = ((1, 1), bytes(31) + b"1"), ((2, 1), bytes(31) + b"2")
+NONE = Lock(3)
+
+
+def vote(attempt: int, average: tuple[tuple[int, ...], bytes], last: int = 9) -> Lock:
+    return Lock(last, attempt, *average)
+
+
+@pytest.mark.parametrize(
+    ("locks", "liars", "repeated"),
+    [
+        ([NONE, NONE], 0, None),
+        ([vote(1, ONE), NONE], 0, ONE),
+        ([vote(1, ONE), NONE, NONE], 1, None),
+        ([vote(1, ONE), vote(1, ONE), NONE], 1, ONE),
+        ([vote(1, ONE), vote(2, OTHER)], 0, OTHER),
+        ([vote(1, ONE), vote(1, ONE), vote(2, OTHER)], 0, OTHER),
+        ([vote(1, ONE), vote(1, ONE), vote(1, OTHER)], 0, ONE),
+        ([vote(1, ONE), vote(1, ONE), vote(8, OTHER)], 1, ONE),
+        ([vote(8, ONE), vote(1, ONE), vote(2, OTHER), vote(3, OTHER)], 1, OTHER),
+        ([vote(1, ONE), vote(1, ONE), vote(1, ONE), vote(9, OTHER), vote(9, OTHER)], 2, ONE),
+    ],
+)
+def test_a_group_repeats_what_more_voted_for_than_may_lie(
+    locks: list[Lock], liars: int, repeated: tuple[tuple[int, ...], bytes] | None
+) -> None:
+    members = {str(number): lock for number, lock in enumerate(locks)}
+    assert locked_by(members, dict.fromkeys(members, 1), liars) == repeated
+    assert locked_by(dict(reversed(members.items())), dict.fromkeys(members, 1), liars) == repeated
+
+
+def test_the_peers_of_one_user_are_one_of_those_who_may_lie() -> None:
+    locks = {"a": vote(1, ONE), "b": vote(1, ONE), "c": NONE, "d": NONE}
+    assert locked_by(locks, {"a": Fraction(1, 2), "b": Fraction(1, 2), "c": 1, "d": 1}, 1) is None
+    assert locked_by(locks, dict.fromkeys(locks, 1), 1) == ONE
+
+
+class Deaf(Member):
+    """One that gets all averages, and hears nobody's status."""
+
+    cut = {"rpc_settle": PEERS}
+
+
+class Again(Member):
+    """The same member in the next round. before: its outcome of the first one, None for who was not in that."""
+
+    def __init__(self, number: int, locked: bytes, shares: tuple[int, ...], before: Outcome | None = None):
+        super().__init__(number)
+        self.locked, self.shares, self.before = locked, shares, before
+
+    def prepare(self) -> None:
+        super().prepare()
+        made = self.allreduce
+        store = self.store = self.before.store if self.before else self.store
+        name = replace(NAME, group_id=bytes(32))
+        group = replace(made.group, name=name, shares=self.shares, locked=self.locked, attempt=2)
+        self.allreduce = self.allreduce_type(group, SIGNERS[self.number], made._local, made.weight, store, "mean")
+        before = self.before and self.before.commit
+        self.commit = CommitProtocol(self.allreduce, {"samples": 0, "loss": 0.0}, before)
+
+    async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        _, parts = wire.PARTS_REQUEST.read(message)
+        async for part in answer(self.store, parts, self.commit.holds):
+            yield part
+
+
+@pytest.fixture
+def dropped() -> list[Outcome]:
+    """Of three members that made an average, voted for it, and did not hear of each other."""
+    outcomes = run_round(*map(Deaf, range(3)))
+    assert all(outcome.commit.dropped for outcome in outcomes)
+    assert len({outcome.commit.voted for outcome in outcomes}) == 1 and outcomes[0].commit.voted
+    return outcomes
+
+
+def repeat(dropped: list[Outcome], *numbers: int) -> list[Outcome]:
+    """The next round, of those of the first one and of others."""
+    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    before = dict(enumerate(dropped))
+    return run_round(*(Again(number, locked, shares, before.get(number)) for number in numbers))
+
+
+def results(outcomes: list[Outcome]) -> list[RoundResult]:
+    return [outcome_of(outcome.commit, 1.0, {}, frozenset(), {}) for outcome in outcomes]
+
+
+def test_the_next_group_steps_with_the_average_for_which_its_members_voted(dropped: list[Outcome]) -> None:
+    first = dropped[0].store.buffer.dump()
+    outcomes = repeat(dropped, 0, 1, 2, 3)
+    assert not any(outcome.commit.dropped for outcome in outcomes)
+    assert {bytes(outcome.store.buffer.dump()) for outcome in outcomes} == {bytes(first)}
+    assert all(part.reducer == NOBODY for part in outcomes[0].allreduce.parts)
+    last = outcomes[3]
+    assert last.commit.repaired == len(last.store.hashes), "all of it was fetched from those who had it"
+    assert [int(outcome.allreduce.traffic[0]) for outcome in outcomes] == [0] * 4, "nobody sent a gradient"
+    assert len(last.commit.votes) == 4 and {outcome.commit.voted for outcome in outcomes} == {dropped[0].commit.voted}
+
+
+def test_gradients_count_for_those_who_gave_them_and_no_others(dropped: list[Outcome]) -> None:
+    outcomes = results(repeat(dropped, 0, 1, 3))
+    assert [result.given for result in outcomes] == [True, True, False]
+    assert [said["samples"] for said in outcomes[2].members.values()] == [10, 20, 0]
+    assert {result.share for result in outcomes} == {None} and not outcomes[0].failed
+
+
+def test_what_one_lacks_it_fetches(dropped: list[Outcome]) -> None:
+    dropped[1].store.hashes[0] = MISSING
+    outcomes = repeat(dropped, 0, 1, 2)
+    assert not any(outcome.commit.dropped for outcome in outcomes)
+    assert [outcome.commit.repaired for outcome in outcomes] == [0, 1, 0]
+
+
+def test_what_nobody_has_is_no_step_and_stays_what_they_voted_for(dropped: list[Outcome]) -> None:
+    for outcome in dropped:
+        outcome.store.hashes[0] = MISSING
+    outcomes = repeat(dropped, 0, 1, 2)
+    assert all(outcome.commit.dropped for outcome in outcomes)
+    assert {outcome.commit.voted for outcome in outcomes} == {dropped[0].commit.voted}
+
+
+def test_who_voted_for_something_else_takes_what_the_group_repeats(dropped: list[Outcome]) -> None:
+    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    dropped[2].store.open(shares)  # another round
+    outcomes = run_round(*(Again(n, locked, shares, dropped[n] if n < 2 else None) for n in range(3)))
+    assert not any(outcome.commit.dropped for outcome in outcomes)
+    assert outcomes[2].commit.origin is None and outcomes[0].commit.origin is dropped[0].commit
+    assert outcomes[0].commit.voting == {*map(str, PEERS[:3])}
+
+
+def test_an_average_that_somebody_signed_otherwise_too_is_not_repeated(dropped: list[Outcome]) -> None:
+    dropped[0].commit.proofs[str(PEERS[1])] = b"two signatures"
+    assert dropped[0].commit.voted == b"" and dropped[1].commit.voted
