@@ -196,6 +196,26 @@ def two_faced(entropy: random.Random) -> Lie:
     return Turned(lambda peer: random.Random(f"{peer} {seed}").random() < 0.5)
 
 
+def double(entropy: random.Random) -> Lie:
+    """Votes otherwise where it speaks to some members."""
+    seed = entropy.random()
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        commits = node.averager._rounds.values() if method in ("rpc_settle", "rpc_settle!") else []
+        phases = [phase.allreduce for commit in commits for phase in commit.phases]
+        if random.Random(f"{peer} {seed}").random() < 0.5:
+            return message
+        for allreduce in (one for one in phases if one.group_id == group_of(message)):
+            status = read_status(message, len(allreduce.parts))
+            hashes = (part_hash(b"another"), *status.hashes[1:])
+            whole = average_hash(allreduce.group.shares, hashes)
+            vote = SignedVote(allreduce.name, str(allreduce.me), (whole,)).sign(allreduce.signer)
+            return replace(status, hashes=hashes, vote=vote if status.vote else b"").pack(allreduce.group_id)
+        return message
+
+    return lie
+
+
 class Locks:
     """Says in its joins that it voted for an average that nobody made, or for none; to some it votes for nothing."""
 
@@ -309,4 +329,5 @@ class Leader:
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "evasive": evasive,
     "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader, "locks": Locks,
+    "double": double,
 }  # fmt: skip

@@ -94,9 +94,9 @@ SCENARIOS = {
     "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
     "leader": Scenario(liars=("leader",), sizes=(3, 4, 4, 5, 6, 7)),
     "wrong": Scenario(liars=("wrong", "wrong", "evasive", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
-    "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "two-faced": Scenario(liars=("two-faced", "double"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "locks": Scenario(
-        liars=("locks", "locks", "two-faced"), moments=4, aggregation="centered_clip", sizes=(4, 5, 6, 7)
+        liars=("locks", "locks", "two-faced", "double"), moments=4, aggregation="centered_clip", sizes=(4, 5, 6, 7)
     ),
     "phantoms": Scenario(phantoms=12, crashes=1, loss=0.001, sizes=(2, 3, 4, 5)),
     "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),

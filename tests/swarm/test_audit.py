@@ -46,6 +46,7 @@ from tt_cli.swarm.allreduce.messages import (
     Opening,
     RoundName,
     RoundRules,
+    SignedVote,
     verify,
 )
 from tt_cli.swarm.audit import evidence
@@ -295,6 +296,28 @@ def test_two_unlike_commitments_to_one_round_are_a_proof_and_nothing_less_is() -
     ):
         with pytest.raises(NotProven):
             verify(wrong, RULES)
+
+
+def test_two_unlike_votes_in_one_round_are_a_proof_and_nothing_less_is() -> None:
+    mine = SignedVote(NAME, str(PEERS[1]), (bytes(32),))
+
+    def accused(other: SignedVote, signer: int = 1, index: int = Accusation.UNLIKE_VOTES) -> Accusation:
+        return Accusation(mine.sign(SIGNERS[1]), other.sign(SIGNERS[signer]), index, ())
+
+    unlike = replace(mine, hashes=(b"1" * 32,))
+    assert verify(Accusation.read(accused(unlike).pack()), RULES) == str(PEERS[1])
+    elsewhere = replace(NAME, group_id=b"other"), replace(NAME, state_key="6_abc")
+    for wrong in (
+        accused(mine),
+        *(accused(replace(unlike, name=name)) for name in elsewhere),
+        accused(unlike, signer=2),
+        accused(unlike, index=Accusation.UNLIKE),
+        replace(accused(unlike), inputs=b"nothing"),
+    ):
+        with pytest.raises(NotProven):
+            verify(wrong, RULES)
+    with pytest.raises(NotProven, match="another run"):
+        verify(accused(unlike), replace(RULES, run="other-12345678"))
 
 
 def test_who_has_no_samples_keeps_nobody_from_being_proven_guilty_or_honest() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
@@ -20,8 +21,18 @@ from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverages, part_hash
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import NotProven, SignedVote, average_hash, open_envelope, voters
+from tt_cli.swarm.allreduce.messages import (
+    Accusation,
+    NotProven,
+    RoundRules,
+    SignedVote,
+    average_hash,
+    open_envelope,
+    verify,
+    voters,
+)
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
+from tt_cli.swarm.allreduce.result import DOUBLE, outcome_of
 from tt_cli.swarm.allreduce.votes import PartStatus, agree, group_of, is_quorum, liars_among, read_status
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
@@ -147,30 +158,32 @@ def message(value: object) -> runtime_pb2.ExpertInfo:
 
 def test_a_status_arrives_as_it_was() -> None:
     said = {"samples": 5, "loss": 2.5}
-    sent = PartStatus((A, B), said, b"vote", b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True)
+    sent = PartStatus((A, B), said, b"vote", b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, True, {"x": b"vote"})
     assert group_of(sent.pack(GROUP)) == GROUP
     assert read_status(sent.pack(GROUP), 2) == sent
 
 
 @pytest.mark.parametrize("clipped", [{"x": 3}, {"x": 0}, {"x": "1"}, {"x": 1.5}])
 def test_nonsense_about_who_was_clipped_is_not_shown(clipped: dict[object, object]) -> None:
-    assert read_status(message([GROUP, A + B, b"", {}, b"", clipped, {}, False]), 2).clipped == {}
+    assert read_status(message([GROUP, A + B, b"", {}, b"", clipped, {}, False, {}]), 2).clipped == {}
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        [GROUP, A, b"", {}, b"", {}, {}, False],
-        [GROUP, A + B + A, b"", {}, b"", {}, {}, False],
-        [GROUP, "words", b"", {}, b"", {}, {}, False],
-        [GROUP, A + B, b"", 5, b"", {}, {}, False],
-        [GROUP, A + B, b"", {}, "words", {}, {}, False],
-        [GROUP, A + B, "vote", {}, b"", {}, {}, False],
-        [GROUP, A + B, {}, b"", {}, {}, False],
-        [GROUP, A + B, b"", {}, b"", [], {}, False],
-        [GROUP, A + B, b"", {}, b"", {}, [], False],
-        [GROUP, A + B, b"", {}, b"", {}, {"x": 5}, False],
-        [GROUP, A + B, b"", {}, b"", {}, {}, 5],
+        [GROUP, A, b"", {}, b"", {}, {}, False, {}],
+        [GROUP, A + B + A, b"", {}, b"", {}, {}, False, {}],
+        [GROUP, "words", b"", {}, b"", {}, {}, False, {}],
+        [GROUP, A + B, b"", 5, b"", {}, {}, False, {}],
+        [GROUP, A + B, b"", {}, "words", {}, {}, False, {}],
+        [GROUP, A + B, "vote", {}, b"", {}, {}, False, {}],
+        [GROUP, A + B, {}, b"", {}, {}, False, {}],
+        [GROUP, A + B, b"", {}, b"", [], {}, False, {}],
+        [GROUP, A + B, b"", {}, b"", {}, [], False, {}],
+        [GROUP, A + B, b"", {}, b"", {}, {"x": 5}, False, {}],
+        [GROUP, A + B, b"", {}, b"", {}, {}, 5, {}],
+        [GROUP, A + B, b"", {}, b"", {}, {}, False, {"x": 5}],
+        [GROUP, A + B, b"", {}, b"", {}, {}, False],
         [GROUP, A + B, b"", {}, b"", {}, {}],
         [GROUP, A + B, b"", {}, b"", {}],
         [GROUP, A + B, b"", {}],
@@ -188,12 +201,12 @@ def test_what_is_no_status_of_this_round_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("said", [{"samples": -1, "loss": 1.0}, {"samples": 10**13, "loss": 1.0}, {"samples": "9"}])
 def test_nonsense_about_samples_is_not_shown(said: dict[str, object]) -> None:
-    assert read_status(message([GROUP, A, b"", said, b"", {}, {}, False]), 1).said == {}
+    assert read_status(message([GROUP, A, b"", said, b"", {}, {}, False, {}]), 1).said == {}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), "low", None])
 def test_nonsense_about_the_loss_is_not_shown(loss: object) -> None:
-    assert read_status(message([GROUP, A, b"", {"samples": 4, "loss": loss}, b"", {}, {}, False]), 1).said == {}
+    assert read_status(message([GROUP, A, b"", {"samples": 4, "loss": loss}, b"", {}, {}, False, {}]), 1).said == {}
 
 
 @pytest.mark.parametrize("value", [None, [1, None], ["key"], ["key", [-1]], ["key", ["0"]], ["key", 5]], ids=str)
@@ -330,6 +343,41 @@ def test_votes_count_only_as_they_were_signed(way: str) -> None:
     for outcome in honest:
         assert not outcome.commit.dropped and str(PEERS[3]) not in outcome.commit.statuses
         assert len(outcome.commit.votes) == 3
+
+
+class DoubleVoter(Member):
+    """Votes for the first two members as they do, and for the third one otherwise."""
+
+    def told(self, peer: PeerID, message: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
+        status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
+        if peer != PEERS[2] or not status.vote:
+            return message
+        hashes = (bytes(15) + b"!", *status.hashes[1:])
+        vote = SignedVote(mine.name, str(mine.me), (average_hash(mine.group.shares, hashes),)).sign(mine.signer)
+        return replace(status, hashes=hashes, vote=vote).pack(mine.group_id)
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        return self.told(context.remote_id, await super().rpc_settle(message, context))
+
+    def stub(self, peer: PeerID) -> Any:
+        stub = super().stub(peer)
+        ask = stub.rpc_settle
+
+        async def rpc_settle(message: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            return await ask(self.told(peer, message), timeout)
+
+        stub.rpc_settle = rpc_settle
+        return stub
+
+
+def test_who_signs_unlike_votes_is_guilty_by_that_and_nobody_drops_the_round_for_it() -> None:
+    *honest, _ = run_round(*map(Member, range(3)), DoubleVoter(3))
+    rules = RoundRules(NAME.run, LAYOUT, CODEC, "mean")
+    for outcome in honest:
+        assert not outcome.commit.dropped and not outcome.commit.proofs
+        ((guilty, proof),) = outcome.commit.double.items()
+        assert guilty == str(PEERS[3]) == verify(Accusation.read(proof), rules)
+        assert outcome_of(outcome.commit, 1.0, {}, frozenset(), {}).rejected == {guilty: DOUBLE}
 
 
 def test_an_average_for_which_nobody_honest_need_have_voted_is_not_taken(averaged: AverageBuffer) -> None:

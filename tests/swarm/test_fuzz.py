@@ -96,7 +96,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "status": (
         lambda data: read_status(message(data), 2),
         (ValueError,),
-        wire.STATUS.pack((b"group", bytes(32), b"vote", {"samples": 4, "loss": 1.0}, b"", {}, {}, False)),
+        wire.STATUS.pack((b"group", bytes(32), b"vote", {"samples": 4, "loss": 1.0}, b"", {}, {}, False, {})),
     ),
     "average": (
         lambda data: part_fetch._read_header(message(data), STORE),

@@ -376,7 +376,7 @@ class Averager(StateBridge, DecentralizedAverager):
             return RoundResult(problem=f"the round failed: {error}", lock=self._remember(commit))
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts, workless = dict[str, str](), dict[str, str]()
-        for guilty, proof in commit.proofs.items():
+        for guilty, proof in (commit.double | commit.proofs).items():
             self.audits.proofs.keep(guilty, proof)
         if not commit.dropped:
             self._averages.committed(commit.allreduce.name.state_key, commit.votes)

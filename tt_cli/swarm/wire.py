@@ -145,11 +145,11 @@ AVERAGE_HEADER = Form(
 
 STATUS = Form(
     "status of a round",
-    tuple[bytes, Hashes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool],
-    (b"group", bytes(32), b"vote", {"samples": 4, "loss": 1.0}, b"", {}, {}, False),
+    tuple[bytes, Hashes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool, dict[str, bytes]],
+    (b"group", bytes(32), b"vote", {"samples": 4, "loss": 1.0}, b"", {}, {}, False, {}),
     most=2**22,
 )
-"""(group id, hashes, signed vote, what is said, commitment, parts clipped by peer, commitments of others, dropped)"""
+"""(group id, hashes, vote, what is said, commitment, parts clipped by peer, others' commitments, dropped, votes)"""
 
 MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
 

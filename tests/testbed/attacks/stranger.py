@@ -190,7 +190,7 @@ async def parts(stranger: Stranger, member: str) -> str:
 
 async def settling(stranger: Stranger, member: str) -> str:
     """What a member received in a round."""
-    status = wire.STATUS.message((b"x" * 20, bytes(HASH_BYTES), {}, b"", {}, {}, False))
+    status = wire.STATUS.message((b"x" * 20, bytes(HASH_BYTES), b"", {}, b"", {}, {}, False, {}))
     await stranger.averager(member).rpc_settle(status, timeout=PATIENCE)
     return "it was told what a member received"
 

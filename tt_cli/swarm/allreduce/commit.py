@@ -7,8 +7,8 @@
    A part without its reducer's word has no vote. Who votes on all parts signs that.
 3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
    when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
-4. Where votes differ all are asked what their reducer signed. Who signed unlike averages for two members is guilty by
-   that, and who knows it does not step.
+4. Where votes differ all are asked what their reducer signed, and how those voted who vote otherwise. Who signed unlike
+   averages for two members is guilty by that, and who knows it does not step; so is who signed unlike votes.
 5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
    settle under the name of this repetition. They have not voted on these parts, and now never do but there. So of what
    a reducer that seemed dead signed and what its backups did, a quorum has voted for one at most.
@@ -50,6 +50,7 @@ logger = get_logger(__name__)
 UNHEARD = "nobody heard what it signed"
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
+MOST_OTHERWISE = 8  # votes that one tells of
 ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
 PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its members for it
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
@@ -64,10 +65,10 @@ class CommitProtocol:
     statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
-    accusation. dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was
-    given up. repetition: of the parts that reducers left, if there is one. over: this member's transfer is. origin: the
-    round in which the average was made; None where this member was not in that. voting: peer ids of the members of all
-    rounds with this average, as far as this one was in them.
+    accusation. double: the same of members that signed unlike votes. dropped: this member does not step with the
+    average. heard_at: peer id → when it had answered, or was given up. repetition: of the parts that reducers left, if
+    there is one. over: this member's transfer is. origin: the round in which the average was made; None where this
+    member was not in that. voting: peer ids of the members of all rounds with this average, as far as it was in them.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any], before: CommitProtocol | None = None):
@@ -76,7 +77,7 @@ class CommitProtocol:
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, dict[str, bytes]] = {}
-        self.proofs = dict[str, bytes]()
+        self.proofs, self.double = dict[str, bytes](), dict[str, bytes]()
         self.heard_at: dict[str, float] = {}
         self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
         self._said, self._waited = said, dict[str, float]()
@@ -135,6 +136,7 @@ class CommitProtocol:
         status = self._read(request, str(peer))
         self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
+        self._compare_votes(status)
         await asyncio.wait_for(self.over.wait(), self.patience)
         if self._locked:
             await self._wait_for(set())
@@ -142,7 +144,8 @@ class CommitProtocol:
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
         begun = self._began | self.allreduce.openings
         known = {other: words.get(other) or begun.get(other, b"") for other in status.others}
-        return self.status(known).pack(self.allreduce.group_id)
+        heard = {other: self.statuses[other].vote for other in status.votes.keys() & self.statuses.keys()}
+        return self.status(known, heard).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
         """True while the store still holds this round's average."""
@@ -226,6 +229,7 @@ class CommitProtocol:
         self.dropped = again.dropped = again.dropped or bool(self.unsigned)
         self.agreement, self.repaired = again.agreement, again.repaired
         self.proofs |= again.proofs
+        self.double |= again.double
         mine.failed |= again.allreduce.failed
         mine.rejected |= again.allreduce.rejected | again.allreduce.reducer.rejected
         mine.used = min(mine.used, again.allreduce.used)
@@ -276,13 +280,13 @@ class CommitProtocol:
             return
         self.passed_on.setdefault(reducer, {})[peer] = word
 
-    def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
-        """This member's word at this moment. others: see `PartStatus`."""
+    def status(self, others: dict[str, bytes] | None = None, heard: dict[str, bytes] | None = None) -> PartStatus:
+        """This member's word at this moment. others, heard: see `PartStatus.others` and `votes`."""
         clipped = dict(self.allreduce.reducer.clipped)
         votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
             self._signed = SignedVote(mine.name, str(self.me), (self._hash_of(votes),)).sign(mine.signer)
-        rest = mine.commitment, clipped, others or {}, self.dropped, self._waited
+        rest = mine.commitment, clipped, others or {}, self.dropped, heard or {}, self._waited
         return PartStatus(votes, self._said, self._signed, *rest)
 
     def _read(self, message: runtime_pb2.ExpertInfo, peer: str) -> PartStatus:
@@ -318,9 +322,9 @@ class CommitProtocol:
         except TimeoutError:
             logger.info(f"no word from {peers - self.statuses.keys()}")
 
-    async def _call(self, member: PeerID, timeout: float, others: dict[str, bytes] | None = None) -> PartStatus:
-        """Tell one member this one's status, and be told its own."""
-        question = self.status(others).pack(self.allreduce.group_id)
+    async def _call(self, member: PeerID, timeout: float, *told: dict[str, bytes]) -> PartStatus:
+        """Tell one member this one's status, and be told its own. told: see `status`."""
+        question = self.status(*told).pack(self.allreduce.group_id)
         answer = await self.allreduce.stub_of(member).rpc_settle(question, timeout=timeout)
         if group_of(answer) != self.allreduce.group_id:
             raise ValueError("a status of another round")
@@ -350,7 +354,8 @@ class CommitProtocol:
         passed_on = {peer: next(filter(None, self.passed_on.get(peer, {}).values()), b"") for peer in reducers}
         try:
             timeout = self._left(self._ends, self.patience / SOON)
-            status = await self._call(member, timeout, {peer: words.get(peer) or passed_on[peer] for peer in reducers})
+            others = {peer: words.get(peer) or passed_on[peer] for peer in reducers}
+            status = await self._call(member, timeout, others, self._votes_otherwise())
         except Exception as error:  # P2P errors of many types
             logger.info(f"asking {member} about {reducers} failed: {error!r}")
             return
@@ -359,6 +364,21 @@ class CommitProtocol:
             self._learn(peer, status.others[peer], str(member))
         self._answered[str(member)] = status.dropped
         await self._hear(str(member), status)
+        self._compare_votes(status)
+
+    def _votes_otherwise(self) -> dict[str, bytes]:
+        """Votes of some of those who vote otherwise than this member: what did they sign for the others?"""
+        unlike = [peer for peer, said in self.statuses.items() if said.vote and said.hashes != tuple(self._votes)]
+        return {peer: self.statuses[peer].vote for peer in sorted(unlike)[:MOST_OTHERWISE]}
+
+    def _compare_votes(self, told: PartStatus) -> None:
+        """Find who signed a vote for this member and another one for who tells of it."""
+        for peer, envelope in told.votes.items():
+            own = self.statuses[peer].vote if peer in self.statuses else b""
+            with contextlib.suppress(NotProven):
+                one, other = (SignedVote.read(said, self.allreduce.signer.opened) for said in (own, envelope))
+                if one.contradicts(other):
+                    self.double[peer] = Accusation(own, envelope, Accusation.UNLIKE_VOTES, ()).pack()
 
     def _compare_words(self, reducers: Collection[str]) -> None:
         """Find who signed unlike averages."""

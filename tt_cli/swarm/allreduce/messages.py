@@ -9,7 +9,8 @@
   that it was made so.
 - An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
   guilty is who signed an average that does not follow from inputs that their senders signed. Or it is two unlike
-  commitments of one reducer to one round: nobody honest signs twice, for its own join is in the group's id.
+  commitments of one reducer to one round, or two unlike votes of one member: nobody honest signs twice, for its own
+  join is in the group's id.
 
 Everything else is bound to the run, the state from which the round starts and its group; nothing of one round fits
 another, nor what is sent to a reducer what is sent to the same one as the backup of others.
@@ -166,11 +167,21 @@ class SignedMessage:
     kind: ClassVar[str]
     form: ClassVar[wire.Form[Any]]
     hash_bytes: ClassVar[int]
+    name: RoundName
 
     def sign(self, signer: Signer) -> bytes:
         """The envelope."""
         name, _, *values, hashes = (getattr(self, item.name) for item in fields(self))  # type: ignore[arg-type]
         return signer.sign([self.kind, name.run, name.state_key, name.group_id, *values, b"".join(hashes)])
+
+    @property
+    def signer(self) -> str:
+        """The peer id of who signed it."""
+        return str(getattr(self, fields(self)[1].name))  # type: ignore[arg-type]
+
+    def contradicts(self, other: SignedMessage) -> bool:
+        """True for two commitments, or two votes, that nobody honest signs both."""
+        return (self.name, self.signer) == (other.name, other.signer) and self != other
 
     @classmethod
     def read(cls, envelope: bytes, opened: Opened = open_envelope) -> Self:
@@ -223,10 +234,6 @@ class Commitment(SignedMessage):
             raise NotProven("a commitment of no reducer")
         if len(self.name.group_id) >= GROUP_BYTES + len(self.shares):
             raise NotProven("a repetition of everything")
-
-    def contradicts(self, other: Commitment) -> bool:
-        """True for two that nobody honest signs both."""
-        return (self.name, self.reducer) == (other.name, other.reducer) and self != other
 
 
 @dataclass(frozen=True)
@@ -290,10 +297,11 @@ class Accusation:
 
     commitment: envelope. inputs: packed. index: of the part among the reducer's. parts: what each sender sent of it, in
     the order of the openings; b"" where the reducer did not use it. Where index is UNLIKE, inputs is the envelope of
-    another commitment to the same round.
+    another commitment to the same round; where it is UNLIKE_VOTES, both are votes in one round.
     """
 
     UNLIKE: ClassVar[int] = -1
+    UNLIKE_VOTES: ClassVar[int] = -2
 
     commitment: bytes
     inputs: bytes
@@ -331,18 +339,20 @@ class RoundRules:
 
 
 def verify(accusation: Accusation, rules: RoundRules) -> str:
-    """The guilty reducer's peer id. Raises NotProven where the accusation shows no guilt.
+    """The guilty member's peer id. Raises NotProven where the accusation shows no guilt.
 
-    Guilty is who signed an average of other bytes than its inputs lead to, inputs that nobody signed, or two unlike
-    averages.
+    Guilty is who signed an average of other bytes than its inputs lead to, inputs that nobody signed, two unlike
+    averages, or two unlike votes.
     """
-    commitment = Commitment.read(accusation.commitment, rules.opened)
-    if commitment.name.run != rules.run or not rules.layout.size:
+    kind = SignedVote if accusation.index == Accusation.UNLIKE_VOTES else Commitment
+    signed: SignedVote | Commitment = kind.read(accusation.commitment, rules.opened)
+    if signed.name.run != rules.run or not rules.layout.size:
         raise NotProven("an accusation of another run")
-    if accusation.index == Accusation.UNLIKE:
-        if not commitment.contradicts(Commitment.read(accusation.inputs, rules.opened)):
-            raise NotProven("not two unlike commitments to one round")
-        return commitment.reducer
+    if accusation.index in (Accusation.UNLIKE, Accusation.UNLIKE_VOTES):
+        if not signed.contradicts(kind.read(accusation.inputs, rules.opened)):
+            raise NotProven("not two unlike words in one round")
+        return signed.signer
+    commitment = Commitment.read(accusation.commitment, rules.opened)
     if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
         raise NotProven("other inputs than the reducer signed")
     cut = commitment.name.cut(rules.layout, commitment.shares)

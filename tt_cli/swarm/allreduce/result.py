@@ -12,7 +12,7 @@ from tt_cli.swarm.allreduce.commit import UNHEARD, CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
 from tt_cli.swarm.allreduce.messages import Lock
 
-UNLIKE = "signed unlike averages"
+UNLIKE, DOUBLE = "signed unlike averages", "signed unlike votes"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class RoundResult:
     peer id → seconds for which it held the round up. waited: peer id → for which members it waited, as it says, and for
     how many seconds. share: of the average that this peer reduced; None where it could not be asked to. lock: the state
     from which the round started, and what it lets this peer say of it in the next one. given: its gradient is in the
-    average. repeated: that was made in an earlier round. voting: who was in a round with this average, as far as this peer was in it.
+    average. repeated: that was made in an earlier round. voting: who was in a round with this average, as far as this
+    peer was in it.
     """
 
     complete: bool = False
@@ -87,6 +88,7 @@ def outcome_of(
         differing=len(agreement.differing),
         # what was seen first explains the rest
         rejected=dict(commit.unsigned.items() - silent.items())
+        | dict.fromkeys(commit.double, DOUBLE)
         | dict.fromkeys(commit.proofs, UNLIKE)
         | transfer.rejected
         | transfer.reducer.rejected,

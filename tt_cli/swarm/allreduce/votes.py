@@ -22,8 +22,8 @@ class PartStatus:
 
     vote: what it signed, once it votes on all parts; b"" before. commitment: to what it reduced (messages.py), b""
     without. clipped: peer id → of how many parts it clipped them. others: peer id → what that member signed, b"" where
-    it was not heard. dropped: it will not step with this average. waited: peer id → seconds for which it waited for
-    that one, not checked.
+    it was not heard. dropped: it will not step with this average. votes: peer id → the vote of that member as it was
+    heard, of those who vote otherwise. waited: peer id → seconds for which it waited for that one, not checked.
     """
 
     hashes: tuple[bytes, ...]
@@ -33,19 +33,20 @@ class PartStatus:
     clipped: dict[str, int] = field(default_factory=dict)
     others: dict[str, bytes] = field(default_factory=dict)
     dropped: bool = False
+    votes: dict[str, bytes] = field(default_factory=dict)
     waited: object = None
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """The message that carries it."""
         said = {**self.said, "waited": self.waited} if self.waited else self.said
         joined = b"".join(self.hashes)
-        rest = self.commitment, self.clipped, self.others, self.dropped
+        rest = self.commitment, self.clipped, self.others, self.dropped, self.votes
         return wire.STATUS.message((group_id, joined, self.vote, said, *rest))
 
 
 def read_status(message: bytes | runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     """Raises ValueError for anything else than the status of a round with so many parts."""
-    _, joined, vote, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
+    _, joined, vote, said, commitment, clipped, others, dropped, votes = wire.STATUS.read(message)
     if len(joined) != HASH_BYTES * parts:
         raise ValueError("a status of another round")
     samples, loss = said.get("samples"), said.get("loss")
@@ -55,7 +56,8 @@ def read_status(message: bytes | runtime_pb2.ExpertInfo, parts: int) -> PartStat
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
     known = {"samples": samples, "loss": loss} if honest else {}
-    return PartStatus(hashes, known, vote, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
+    rest = clipped if counted else {}, others, dropped, votes, said.get("waited")
+    return PartStatus(hashes, known, vote, commitment, *rest)
 
 
 def group_of(message: bytes | runtime_pb2.ExpertInfo) -> bytes:
