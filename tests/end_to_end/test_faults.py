@@ -66,6 +66,10 @@ def test_peers_that_die_amid_a_round_take_nobody_with_them(start_swarm: StartSwa
 
 @pytest.mark.promise("A lost commit message changes nobody's state", also="tests/swarm/test_allreduce.py")
 @pytest.mark.promise(
+    "What members voted for in a round that came to nothing is their next step, and no gradient is sent again",
+    also="tests/swarm/test_locks.py",
+)
+@pytest.mark.promise(
     "Who was sent other bytes than the rest repairs its average from theirs", also="tests/swarm/test_allreduce.py"
 )
 @pytest.mark.promise(
@@ -83,9 +87,11 @@ def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swa
     """One fault after the other, in one swarm. The last may keep cleo away, and of two alone either may be right."""
     faults = Faults().fail_at("cleo", 2, "not finite").fail_at("ben", 3, "drop commit")
     faults.fail_at("anna", 4, "unlike averages").fail_at("cleo", 5, "drop commit").fail_at("ben", 6, "unlike averages")
+    faults.fail_at("cleo", 3, "drop commit")  # as ben: nobody hears anybody
     faults.fail_at("anna", 8, "flip a bit").fail_at("ben", 10, "damage memory").fail_at("cleo", 14, "NaN part")
     for step in range(18, 60, 4):  # for who was in rounds of two until then: of two nobody is in the right
         faults.fail_at("anna", step, "unlike averages").fail_at("ben", step + 2, "unlike averages")
+        faults.fail_at("ben", step + 3, "drop commit").fail_at("cleo", step + 3, "drop commit")
     swarm, members = start(start_swarm, faults, "anna", "ben", "cleo")
     anna, ben, cleo = everybody = list(members.values())
 
@@ -107,11 +113,15 @@ def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swa
         rounds = [event for member in everybody for event in committed(member)]
         return any(event.mended and event.differing for event in rounds)
 
+    def repeated() -> bool:
+        """Whether all stepped with what they had voted for in a round that came to nothing."""
+        return all(any("voted before" in event.words for event in committed(member)) for member in everybody)
+
     def story() -> str:
         told = [event for member in everybody for event in (member.name, *member.events)]
         return "\n".join(one if isinstance(one, str) else one.to_json()[:300] for one in told)
 
-    assert swarm.wait(lambda: bool(taken() and damaged() and refused() and repaired()), WAIT), story()
+    assert swarm.wait(lambda: bool(taken() and damaged() and refused() and repaired() and repeated()), WAIT), story()
     wait_for_step(swarm, last_step(cleo) + 3, *members)
     assert any(event.rejected_micro_batches for event in cleo.of(Progress)), "a peer's own"
     assert any("not finite" in event.message for event in cleo.of(Log))

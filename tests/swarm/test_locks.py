@@ -12,7 +12,7 @@ from swarm.rounds import NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.commit import FEW, CommitProtocol
 from tt_cli.swarm.allreduce.messages import Lock
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -148,6 +148,8 @@ def test_who_voted_for_something_else_takes_what_the_group_repeats(dropped: list
     assert outcomes[0].commit.voting == {*map(str, PEERS[:3])}
 
 
-def test_an_average_that_somebody_signed_otherwise_too_is_not_repeated(dropped: list[Outcome]) -> None:
+def test_an_average_that_somebody_signed_otherwise_too_or_of_too_few_is_not_repeated(dropped: list[Outcome]) -> None:
     dropped[0].commit.proofs[str(PEERS[1])] = b"two signatures"
-    assert dropped[0].commit.voted == b"" and dropped[1].commit.voted
+    dropped[1].commit.unsigned = {str(PEERS[2]): f"{FEW} 1 of 3 members sent"}
+    dropped[2].commit.unsigned = {str(PEERS[1]): "did not sign its averages"}
+    assert [bool(outcome.commit.voted) for outcome in dropped] == [False, False, True]
