@@ -12,7 +12,7 @@ from swarm.rounds import NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.commit import FEW, CommitProtocol
+from tt_cli.swarm.allreduce.commit import DENIED, FEW, CommitProtocol
 from tt_cli.swarm.allreduce.messages import Lock
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -63,21 +63,32 @@ class Deaf(Member):
 
 
 class Again(Member):
-    """The same member in the next round. before: its outcome of the first one, None for who was not in that."""
+    """The same member in the next round. before: its outcome of the first one, None for who was not in that.
 
-    def __init__(self, number: int, locked: bytes, shares: tuple[int, ...], before: Outcome | None = None):
+    claims: numbers of those who said in their joins that they had voted in it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        locked: bytes,
+        shares: tuple[int, ...],
+        before: Outcome | None = None,
+        claims: tuple[int, ...] = (),
+    ):
         super().__init__(number)
-        self.locked, self.shares, self.before = locked, shares, before
+        self.locked, self.shares, self.before, self.claims = locked, shares, before, claims
 
     def prepare(self) -> None:
         super().prepare()
         made = self.allreduce
         store = self.store = self.before.store if self.before else self.store
         name = replace(NAME, group_id=bytes(32))
-        group = replace(made.group, name=name, shares=self.shares, locked=self.locked, attempt=2)
+        claims = frozenset(str(PEERS[number]) for number in self.claims)
+        group = replace(made.group, name=name, shares=self.shares, locked=self.locked, attempt=2, claims=claims)
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], made._local, made.weight, store, "mean")
         before = self.before and self.before.commit
-        self.commit = CommitProtocol(self.allreduce, {"samples": 0, "loss": 0.0}, before)
+        self.commit = self.commit_type(self.allreduce, {"samples": 0, "loss": 0.0}, before)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         _, parts = wire.PARTS_REQUEST.read(message)
@@ -122,6 +133,22 @@ def test_gradients_count_for_those_who_gave_them_and_no_others(dropped: list[Out
     assert [result.given for result in outcomes] == [True, True, False]
     assert [said["samples"] for said in outcomes[2].members.values()] == [10, 20, 0]
     assert {result.share for result in outcomes} == {None} and not outcomes[0].failed
+
+
+class Boaster(Again):
+    """Says that it has voted, and hears others' votes in vain."""
+
+    class Voteless(CommitProtocol):
+        def _vote(self) -> None: ...
+
+    commit_type = Voteless
+
+
+def test_who_says_that_it_voted_and_has_no_vote_is_named(dropped: list[Outcome]) -> None:
+    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    honest = [Again(number, locked, shares, dropped[number], (0, 1, 3)) for number in (0, 1)]
+    outcomes = results(run_round(*honest, Boaster(3, locked, shares, None, (0, 1, 3))))
+    assert outcomes[0].complete and outcomes[0].rejected == outcomes[1].rejected == {str(PEERS[3]): DENIED}
 
 
 def test_what_one_lacks_it_fetches(dropped: list[Outcome]) -> None:

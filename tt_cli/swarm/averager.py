@@ -431,6 +431,7 @@ class Averager(StateBridge, DecentralizedAverager):
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
             attempt=min(LAST_ATTEMPT, 1 + max(lock.attempt for lock in locks.values())),
             locked=made[1] if made else b"",
+            claims=frozenset(peer for peer, lock in locks.items() if (lock.shares, lock.average) == made),
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)

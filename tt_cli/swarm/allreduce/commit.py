@@ -48,6 +48,7 @@ from tt_cli.swarm.compression.gradient_buffer import NOBODY
 logger = get_logger(__name__)
 
 UNHEARD, FEW = "nobody heard what it signed", "used what"
+DENIED = "no vote for what it said that it had voted for"
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
 MOST_OTHERWISE = 8  # votes that one tells of
@@ -144,7 +145,8 @@ class CommitProtocol:
         words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
         begun = self._began | self.allreduce.openings
         known = {other: words.get(other) or begun.get(other, b"") for other in status.others}
-        heard = {other: self.statuses[other].vote for other in status.votes.keys() & self.statuses.keys()}
+        asked = sorted(status.votes.keys() & self.statuses.keys())[:MOST_OTHERWISE]
+        heard = {other: self.statuses[other].vote for other in asked}
         return self.status(known, heard).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
@@ -188,6 +190,9 @@ class CommitProtocol:
         if self.agreement.reached:
             await self._repair()
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
+        for peer in self.allreduce.group.claims & self.statuses.keys():
+            if MISSING in self.statuses[peer].hashes:
+                self.allreduce.rejected[peer] = DENIED
         unlike, lacks = bool(self.proofs), not self.agreement.reached or not self.holds() or bool(self.store.missing())
         self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
         if self.agreement.unheard:  # this peer's own line may be why it heard nothing signed
@@ -373,7 +378,7 @@ class CommitProtocol:
 
     def _compare_votes(self, told: PartStatus) -> None:
         """Find who signed a vote for this member and another one for who tells of it."""
-        for peer, envelope in told.votes.items():
+        for peer, envelope in list(told.votes.items())[:MOST_OTHERWISE]:
             own = self.statuses[peer].vote if peer in self.statuses else b""
             with contextlib.suppress(NotProven):
                 one, other = (SignedVote.read(said, self.allreduce.signer.opened) for said in (own, envelope))

@@ -166,7 +166,7 @@ class RoundGroup:
     members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
     liars: the largest number below a third of the trainers' voices. steps: members that say to have made some.
     attempt: the number of the round among those from its state. locked: the hash of the average that it repeats, with
-    that one's shares; b"" where it makes one.
+    that one's shares; b"" where it makes one. claims: who says in its join that it has voted for that.
     """
 
     name: RoundName
@@ -184,6 +184,7 @@ class RoundGroup:
     steps: frozenset[str] = frozenset()
     attempt: int = 1
     locked: bytes = b""
+    claims: frozenset[str] = frozenset()
 
     def cut(self, layout: Partition) -> tuple[TensorPart, ...]:
         """Its parts, each with who reduces it: nobody what was made before. Raises as `Partition.parts`."""
