@@ -239,9 +239,9 @@ class Locks:
 
     def _changed(self, signer: Any, entry: bytes) -> bytes:
         fields = joined(entry)
-        attempt, _, shares, _ = fields[-1]
-        made_up = attempt + 2, attempt + 1, shares or (1, 1), random.Random(f"{fields[2]}").randbytes(32)
-        fields[-1] = (attempt, 0, (), b"") if self._hides else made_up
+        liars, attempt, _, shares, _ = fields[-1]
+        made_up = liars, attempt + 2, attempt + 1, shares or (1, 1), random.Random(f"{fields[2]}").randbytes(32)
+        fields[-1] = (self._entropy.choice([liars, 7]), attempt, 0, (), b"") if self._hides else made_up
         return entry_of(signer.sign(fields))
 
 

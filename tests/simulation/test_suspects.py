@@ -22,6 +22,7 @@ from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, SignedJoin
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
+from tt_cli.swarm.allreduce.votes import liars_among
 from tt_cli.swarm.averager import LAST_ATTEMPT, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
@@ -82,14 +83,14 @@ def test_a_group_repeats_what_its_members_voted_for_unless_all_of_these_may_lie(
         await averager._contribute(Contribution(40, 8.0))
         joins = joins_of(3)
         one, other, _ = joins
-        joins[one] = replace(joins[one], lock=Lock(2, 1, (5, 1), bytes(32)))
-        joins[other] = replace(joins[other], lock=Lock(LAST_ATTEMPT - 7))
+        joins[one] = replace(joins[one], lock=Lock(0, 2, 1, (5, 1), bytes(32)))
+        joins[other] = replace(joins[other], lock=Lock(liars_among(trainers), LAST_ATTEMPT - 7))
         group = averager._begin(b"group", joins, 40.0).allreduce.group
         assert (group.locked, group.attempt) == (bytes(32) if repeated else b"", LAST_ATTEMPT - 6)
         assert group.shares == ((5, 1) if repeated else (1, 1, 1))
-        joins[other] = replace(joins[other], lock=Lock(LAST_ATTEMPT))
+        joins[other] = replace(joins[other], lock=Lock(0, LAST_ATTEMPT))
         last = averager._begin(b"group", joins, 40.0).allreduce.group.attempt
-        lock = replace(joins[one], lock=Lock(last, last))
+        lock = replace(joins[one], lock=Lock(1, last, last))
         assert SignedJoin.read(lock.sign(averager.signer), averager.signer.opened)[1] == lock, "others read it"
 
     with_averager(check)

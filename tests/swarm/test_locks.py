@@ -20,11 +20,11 @@ from tt_cli.swarm.allreduce.votes import locked_by
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
 ONE, OTHER = ((1, 1), bytes(31) + b"1"), ((2, 1), bytes(31) + b"2")
-NONE = Lock(3)
+NONE = Lock(attempt=3)
 
 
 def vote(attempt: int, average: tuple[tuple[int, ...], bytes], last: int = 9) -> Lock:
-    return Lock(last, attempt, *average)
+    return Lock(0, last, attempt, *average)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def vote(attempt: int, average: tuple[tuple[int, ...], bytes], last: int = 9) ->
 def test_a_group_repeats_what_more_voted_for_than_may_lie(
     locks: list[Lock], liars: int, repeated: tuple[tuple[int, ...], bytes] | None
 ) -> None:
-    members = {str(number): lock for number, lock in enumerate(locks)}
-    assert locked_by(members, dict.fromkeys(members, 1), liars) == repeated
-    assert locked_by(dict(reversed(members.items())), dict.fromkeys(members, 1), liars) == repeated
+    members = {str(number): replace(lock, liars=liars * (number == 1)) for number, lock in enumerate(locks)}
+    assert locked_by(members, dict.fromkeys(members, 1)) == repeated
+    assert locked_by(dict(reversed(members.items())), dict.fromkeys(members, 1)) == repeated
 
 
 def test_the_peers_of_one_user_are_one_of_those_who_may_lie() -> None:
-    locks = {"a": vote(1, ONE), "b": vote(1, ONE), "c": NONE, "d": NONE}
-    assert locked_by(locks, {"a": Fraction(1, 2), "b": Fraction(1, 2), "c": 1, "d": 1}, 1) is None
-    assert locked_by(locks, dict.fromkeys(locks, 1), 1) == ONE
+    locks = {"a": vote(1, ONE), "b": vote(1, ONE), "c": replace(NONE, liars=1), "d": NONE}
+    assert locked_by(locks, {"a": Fraction(1, 2), "b": Fraction(1, 2), "c": 1, "d": 1}) is None
+    assert locked_by(locks, dict.fromkeys(locks, 1)) == ONE
 
 
 class Deaf(Member):

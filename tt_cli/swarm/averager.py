@@ -184,8 +184,9 @@ class Averager(StateBridge, DecentralizedAverager):
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         group = (self.audits.rules.run, plan.state_key, plan.leader)
         facts = not self.client_mode, self.upload, plan.steps
-        lock = self._kept[1] if self._kept[0] == plan.state_key else Lock()
-        join = SignedJoin(*group, now, *facts, self._membership.mine(), lock)
+        kept = self._kept[1] if self._kept[0] == plan.state_key else Lock()
+        liars = 0 if plan.newcomer else liars_among(plan.swarm)  # whom a newcomer counts may not exist
+        join = SignedJoin(*group, now, *facts, self._membership.mine(), replace(kept, liars=liars))
         gather, others = join.sign(self.signer), len(plan.members) - 1
         self._roster = len(gather) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
         return self.step(
@@ -390,7 +391,8 @@ class Averager(StateBridge, DecentralizedAverager):
         last = self._voted if self._voted.state_key == key else LastVote(key)
         if average := commit.voted:
             stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
-            last = LastVote(key, Lock(group.attempt, group.attempt, group.shares, average), commit, stuck_at)
+            lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=average)
+            last = LastVote(key, lock, commit, stuck_at)
             # nobody here has all of it; who is away may have made it a step, and be cut off for a while
             away = (commit.voting & self._plan.voices.keys()).difference(map(str, group.members))
             if now >= stuck_at + (group.longest if away else 0.0):
@@ -409,9 +411,8 @@ class Averager(StateBridge, DecentralizedAverager):
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
         voices, state_key = shared_voices(users), joins[self.peer_id].state_key
-        liars = liars_among(max(contribution.swarm, self._plan.swarm))
         locks = {str(peer): join.lock for peer, join in joins.items()}
-        made = locked_by(locks, voices, liars_among(len(members)) if self._plan.newcomer else liars)
+        made = locked_by(locks, voices)
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, state_key, group_id),
             me=self.peer_id,
@@ -427,7 +428,7 @@ class Averager(StateBridge, DecentralizedAverager):
                 for peer in map(str, members)
             },
             voices=voices,
-            liars=0 if self._plan.newcomer else liars,
+            liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
             attempt=min(LAST_ATTEMPT, 1 + max(lock.attempt for lock in locks.values())),
             locked=made[1] if made else b"",

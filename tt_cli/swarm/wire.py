@@ -169,17 +169,17 @@ ENVELOPE = Form(
 )
 """(body, public key, signature)"""
 
-Lock = tuple[Count, Count, Annotated[Shares, Field(max_length=64)], Annotated[bytes, Field(max_length=32)]]
+Lock = tuple[Count, Count, Count, Annotated[Shares, Field(max_length=64)], Annotated[bytes, Field(max_length=32)]]
 
 JOIN = Form(
     "join",
     tuple[Literal["join"], str, str, str, Finite, bool, Count, bool, PassText, Lock],
-    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, True, "pass", (2, 1, (1, 1), bytes(32))),
+    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, True, "pass", (1, 2, 1, (1, 1), bytes(32))),
     most=MOST_JOIN,
 )
 """("join", run, state key, leader, DHT time, whether it listens, upload in kbit/s, whether it made steps, pass, lock)
 
-A lock: the last attempt, that of the last vote, or 0; the cut and the hash of the average that it was for."""
+A lock: how many may lie, the last attempt, that of the last vote, or 0, cut and hash of what it was for."""
 
 OPENING = Form(
     "opening",

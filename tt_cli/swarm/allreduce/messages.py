@@ -115,10 +115,12 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 class Lock:
     """What a member did in earlier rounds from the state of its join: the average for which it voted may be a step.
 
-    attempt: the number of the last of them, 0 without one. voted: of the one in which it voted last, 0 without. shares,
-    average: the cut of the average for which it did, and its hash.
+    liars: how many of the trainers may lie, as it counts them. attempt: the number of the last of those rounds, 0
+    without one. voted: of the one in which it voted last, 0 without. shares, average: the cut of the average for which
+    it did, and its hash.
     """
 
+    liars: int = 0
     attempt: int = 0
     voted: int = 0
     shares: tuple[int, ...] = ()

@@ -99,19 +99,18 @@ def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> b
     return 2 * some > voices + max(liars, liars_among(voices))
 
 
-def locked_by(
-    locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int], liars: int
-) -> tuple[tuple[int, ...], bytes] | None:
+def locked_by(locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int]) -> tuple[tuple[int, ...], bytes] | None:
     """The average (cut, hash) that a group repeats, as somebody may have made it a step; None for a new one.
 
-    More must have voted for it than may lie. Of several such averages it is the one of the latest attempt: had an
-    earlier one been made a step, that attempt would have repeated it. locks, voices: by peer id, of all members.
+    More must have voted for it than may lie, as any of them counts: so all come to the same. Of several such averages
+    it is the one of the latest attempt: had an earlier one been made a step, that attempt would have repeated it.
+    locks, voices: by peer id, of all members.
     """
     votes = defaultdict[tuple[tuple[int, ...], bytes], list[tuple[int, str]]](list)
     for peer, lock in locks.items():
         if lock.voted:
             votes[lock.shares, lock.average].append((lock.voted, peer))
-    ranked = []
+    ranked, liars = [], max((lock.liars for lock in locks.values()), default=0)
     for average, said in votes.items():
         heard = Fraction(0)
         for attempt, peer in sorted(said, reverse=True):
