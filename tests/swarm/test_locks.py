@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
-from hivemind.proto import runtime_pb2
+import torch
+from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.commit import DENIED, FEW, CommitProtocol
+from tt_cli.swarm.allreduce.commit import DENIED, UNHEARD, CommitProtocol
 from tt_cli.swarm.allreduce.messages import Lock
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -177,6 +179,27 @@ def test_who_voted_for_something_else_takes_what_the_group_repeats(dropped: list
 
 def test_an_average_that_somebody_signed_otherwise_too_or_of_too_few_is_not_repeated(dropped: list[Outcome]) -> None:
     dropped[0].commit.proofs[str(PEERS[1])] = b"two signatures"
-    dropped[1].commit.unsigned = {str(PEERS[2]): f"{FEW} 1 of 3 members sent"}
-    dropped[2].commit.unsigned = {str(PEERS[1]): "did not sign its averages"}
+    dropped[1].commit.unsigned = {str(PEERS[2]): "used what 1 of 3 members sent"}
+    dropped[2].commit.unsigned = {str(PEERS[1]): UNHEARD}
     assert [bool(outcome.commit.voted) for outcome in dropped] == [False, False, True]
+
+
+class Forger(Member):
+    """A reducer that sends other averages than it made, with a signature that is none: nobody could prove it."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.reduce_to(torch.neg)
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super().rpc_aggregate_part(stream, context):
+            message.peer_id = message.peer_id and message.peer_id[:-1] + b"?"
+            yield message
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        raise ConnectionError("it says nothing more")
+
+
+def test_what_its_reducer_did_not_sign_is_not_repeated() -> None:
+    *honest, _ = run_round(*map(Deaf, range(3)), Forger(3))
+    assert [(outcome.commit.dropped, outcome.commit.voted) for outcome in honest] == [(True, b"")] * 3

@@ -47,7 +47,7 @@ from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
 logger = get_logger(__name__)
 
-UNHEARD, FEW = "nobody heard what it signed", "used what"
+UNHEARD = "nobody heard what it signed"
 DENIED = "no vote for what it said that it had voted for"
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
@@ -112,8 +112,8 @@ class CommitProtocol:
     def voted(self) -> bytes:
         """The hash of the average for which this member voted and which somebody may have made a step; b"" for none."""
         mine, last = self.allreduce, self.phases[-1]
-        few = too_few(mine.used, len(self.members)) or any(why.startswith(FEW) for why in self.unsigned.values())
-        return b"" if self.proofs or few or MISSING in last._votes else self._hash_of(last._votes)
+        unsigned = too_few(mine.used, len(self.members)) or bool({*self.unsigned.values()} - {UNHEARD})
+        return b"" if self.proofs or unsigned or MISSING in last._votes else self._hash_of(last._votes)
 
     def _hash_of(self, votes: Sequence[bytes]) -> bytes:
         return average_hash(self.allreduce.group.shares, votes)
@@ -458,7 +458,7 @@ def unsigned_by(
                     raise NotProven("signed other averages")
                 faults[peer] = ""
                 if too_few(signed.complete, len(allreduce.members)):
-                    faults[peer] = f"{FEW} {signed.complete} of {len(allreduce.members)} members sent"
+                    faults[peer] = f"used what {signed.complete} of {len(allreduce.members)} members sent"
                     break
             except NotProven as error:
                 if peer in commitments:
