@@ -76,7 +76,7 @@ PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 @dataclass(frozen=True)
 class LastVote:
-    """What this peer voted for in rounds from the newest state. commit: of the round in which it did last, if any.
+    """The last vote of this peer in rounds from the newest state. commit: of the round in which it voted, if any.
 
     stuck_at: since when it is known that the group which should repeat it has not got all of it.
     """

@@ -113,7 +113,7 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 
 @dataclass(frozen=True)
 class Lock:
-    """What a member did in earlier rounds from the state of its join: the average for which it voted may be a step.
+    """A member's word on its earlier rounds from the state of its join: the average for which it voted may be a step.
 
     liars: how many of the trainers may lie, as it counts them. attempt: the number of the last of those rounds, 0
     without one. voted: of the one in which it voted last, 0 without. shares, average: the cut of the average for which
