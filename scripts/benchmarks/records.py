@@ -34,7 +34,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -278,13 +278,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
     parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
-    parser.add_argument("--links", action="store_true", help="what records cost the lines of 12 peers")
+    parser.add_argument("--links", action="store_true", help="what records cost the lines of 12 peers (or --peers)")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """A row for each number of peers, or what the lines carry."""
     if args.links:
-        return measure_links(QUICK_LINKS if args.quick else Links())
+        size = QUICK_LINKS if args.quick else Links()
+        return measure_links(replace(size, peers=args.peers[0]) if args.peers else size)
     rows = []
     for count in args.peers or (QUICK_COUNTS if args.quick else COUNTS):
         every = 3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND)

@@ -232,10 +232,10 @@ def test_of_what_a_node_answers_only_records_count(owner: bytes) -> None:
         async with started(2, record_validator=Marked()) as nodes:
             liar, key = await nodes.hide()
             until, packed = get_dht_time() + 60.0, MSGPackSerializer.dumps
-            false = packed("mallory"), packed("false"), until
-            liar.records = False, (false, (packed("ann"), packed("true"), until))
+            false = packed("mallory"), ((until, 0.0, packed("false")),)
+            liar.records = False, (false, (packed("ann"), ((until, 0.0, packed("true")),)))
             assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
-            liar.records = False, (false, (owner, packed("true"), until))
+            liar.records = False, (false, (owner, ((until, 0.0, packed("true")),)))
             assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
 
     run(test())

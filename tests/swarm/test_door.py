@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from end_to_end.conftest import tiny_run
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage
 from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -32,6 +32,7 @@ from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
 from tt_cli.swarm.records.peer_record import history_key, peers_key
 from tt_cli.swarm.records.publisher import PeerDirectory, lives_of, read_records
+from tt_cli.swarm.records.record_chain import ChainStorage
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,7 @@ class Node:
     IS_DICTIONARY = b""
 
     def __init__(self) -> None:
-        self.storage, self.cache = DHTLocalStorage(), DHTLocalStorage()
+        self.storage, self.cache = ChainStorage(), ChainStorage()
         self.served = 0
 
     async def answer(self, request: Any, context: Any) -> dht_pb2.FindResponse:
@@ -254,6 +255,33 @@ def test_a_node_takes_a_record_from_its_owner_alone(members: Members) -> None:
     for request in (store(key, subkey), store(key, None, tag=b""), store(key, 7, cached=True)):
         with pytest.raises(NotAdmitted, match="another peer's record|from their owners"):
             served(door, Node(), request)
+
+
+async def _renew(_: DHT, node: Any, peer: str, key: str, subkey: bytes, chain: Any) -> bool | None:
+    kept: bool | None = await node.protocol.call_renew(PeerID.from_base58(peer), DHTID.generate(key), subkey, chain)
+    return kept
+
+
+async def _known(_: DHT, node: Any, key: str, subkey: bytes) -> Any:
+    return node.protocol.known(DHTID.generate(key)).get(subkey).value
+
+
+async def _forget(_: DHT, node: Any) -> None:
+    node.protocol.storage.clear()
+    node.protocol.read.clear()
+
+
+def test_nobody_renews_anothers_record(members: Members) -> None:
+    (anna, identity), (ben, _) = members.start("anna-renews"), members.start("ben-renews")
+    key, subkey = peers_key(members.run.identity), RSASignatureValidator(identity.key).local_public_key
+    for epoch in (1, 2):
+        publish(members, anna, identity, epoch=epoch)
+    chain = anna.run_coroutine(partial(_known, key=key, subkey=subkey))
+    assert [bool(link.since) for link in chain] == [False, True]
+    members.aux.run_coroutine(_forget)
+    kept_of = partial(_renew, peer=members.identity.peer_id, key=key, subkey=subkey, chain=chain)
+    assert ben.run_coroutine(kept_of) is None, "as it lies at the others, signed by anna"
+    assert anna.run_coroutine(kept_of) is True
 
 
 def test_a_member_believes_no_stranger(members: Members) -> None:

@@ -98,7 +98,7 @@ def test_who_renews_its_record_searches_no_more_and_is_told_no_others(swarm: Swa
     node = swarm.nodes[1]
     node.run_coroutine(_watch)
     assert swarm.store(node, swarm.identities[1])
-    assert node.run_coroutine(_counted) == {"rpc_store": PEERS - 1, "cached": 0}
+    assert node.run_coroutine(_counted) == {"rpc_renew": PEERS - 1, "cached": 0}
     assert len(node.get(peers_key(RUN.identity), latest=True).value) == PEERS
     assert node.run_coroutine(_counted) == {"rpc_records": PEERS - 1, "records": 0, "cached": 0}, "it keeps all itself"
 

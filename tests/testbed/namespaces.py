@@ -123,6 +123,7 @@ class Network:
         remove_leftovers()
         if (NAMES / self._hub).exists():
             raise NoNetwork("this process has a network already: leave it before making another")
+        room_for_neighbours(self._count)
         try:
             self._make()
         except BaseException:
@@ -211,6 +212,13 @@ def remove_leftovers() -> None:
         owner = name.removeprefix(f"{PREFIX}-").partition("-")[0]
         if name.startswith(f"{PREFIX}-") and owner.isdigit() and not Path(f"/proc/{owner}").exists():
             _remove(name)
+
+
+def room_for_neighbours(hosts: int) -> None:
+    """Let the kernel know so many hosts each of so many: all namespaces share one table, of 1,024 unless this is said."""
+    for name in ("gc_thresh3", "gc_thresh2", "gc_thresh1"):  # none may be above the next
+        path = Path("/proc/sys/net/ipv4/neigh/default", name)
+        path.write_text(str(max(int(path.read_text()), 2 * hosts**2)))
 
 
 def _remove(namespace: str) -> None:

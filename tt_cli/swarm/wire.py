@@ -91,13 +91,23 @@ Held = Annotated[bytes, Field(max_length=16 * MOST_HELD), AfterValidator(_in_six
 RECORDS_REQUEST = Form("request for records", tuple[Key, Held], (bytes(20), bytes(32)), most=2**17)
 """(key, for each record that the caller has 8 bytes of its owner's hash and 8 of the time until which it lasts)"""
 
+Time = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]
+Links = Annotated[tuple[tuple[Time, Time, bytes], ...], Field(min_length=1, max_length=3)]  # record_chain.py
+LINKS_EXAMPLE = ((1e9, 0.0, b"record"), (1e9 + 1, 1e9, b"pulse"))
+
 RECORDS_ANSWER = Form(
     "answer with records",
-    tuple[bool, tuple[tuple[bytes, bytes, Finite], ...]],
-    (False, ((b"owner", b"record", 1e9),)),
+    tuple[bool, tuple[tuple[bytes, Links], ...]],
+    (False, ((b"owner", LINKS_EXAMPLE),)),
     most=2**22,
 )
-"""(whether the caller has something newer, the records that it lacks: owner as it is packed or as it was named, …)"""
+"""(whether the caller has something newer, of the records that it lacks: owner as it is packed or was named, links)"""
+
+RENEWAL = Form("renewal of a record", tuple[Key, bytes, Links], (bytes(20), b"owner", LINKS_EXAMPLE), most=2**14)
+"""(key, owner as in an answer, the last link or all of them)"""
+
+RENEWED = Form("answer to a renewal", tuple[bool], (True,))
+"""(whether it is kept; if not, all links are needed)"""
 
 # ------------------------------------------------------------------ the state on its way to a newcomer
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.averager import compute_schema_hash
-from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
@@ -38,6 +37,7 @@ from tt_cli.swarm.allreduce.round_plan import leader_of
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
+from tt_cli.swarm.records.dht_protocol import DHTProtocol, tag_of
 from tt_cli.swarm.records.peer_record import peers_key
 from tt_cli.swarm.shared_state import state_key
 from tt_cli.swarm.state.client import request_of, stream_to
@@ -201,14 +201,15 @@ async def find(stranger: Stranger, member: str) -> str:
 
 
 async def store(stranger: Stranger, member: str) -> str:
-    """A record in the place of each member's: unsigned, with the member's old signature, and its own for longer."""
+    """In the place of each member's record: unsigned, with the old signature, its own for longer, and a pulse on it."""
     key = DHTID.generate(source=peers_key(stranger.run.identity)).to_bytes()
     kept = 0
     for subkey, entry in (await _records(stranger, member)).items():
-        plain, signed, signature = entry.value.partition(b"[signature:")
+        whole, last = entry.value[0][2], entry.value[-1][0]  # of its links
+        plain, signed, signature = whole.partition(b"[signature:")
         record = MSGPackSerializer.loads(plain)
         lie = MSGPackSerializer.dumps({**record, "epoch": record["epoch"] + 7, "digest": "0" * 64})
-        for value in (lie, lie + signed + signature, entry.value):
+        for value in (lie, lie + signed + signature, whole):
             request = dht_pb2.StoreRequest(
                 keys=[key],
                 subkeys=[MSGPackSerializer.dumps(subkey)],
@@ -218,6 +219,10 @@ async def store(stranger: Stranger, member: str) -> str:
             )
             answer = await stranger.dht(member).rpc_store(request, timeout=PATIENCE)
             kept += sum(answer.store_ok)
+        pulse = get_dht_time() + 600.0, last, MSGPackSerializer.dumps({0: 1}) + bytes(64)
+        request = wire.RENEWAL.message((key, tag_of(subkey), (pulse,)))
+        answer = await stranger.dht(member).rpc_renew(request, timeout=PATIENCE)
+        kept += wire.RENEWED.read(answer)[0]
     if not kept:
         raise Refused("no record was kept")
     return f"{kept} records were kept"

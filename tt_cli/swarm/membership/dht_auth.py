@@ -83,17 +83,24 @@ class DHTAuthorizer:
         for key, tag, value, time, cached in zip(
             request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache, strict=True
         ):
-            if not time <= get_dht_time() + self._lives.get(key, MAX_LIFE):
-                raise Crowded("a record that would stay for too long")
             if cached or tag == node.IS_DICTIONARY:
                 raise NotAdmitted("records are taken from their owners, one by one")
-            subkey = MSGPackSerializer.loads(tag)
-            self.check_owner(subkey, caller)
-            found = node.storage.get(DHTID.from_bytes(key))
-            kept = dict(found.value.items()) if found and isinstance(found.value, DictionaryDHTValue) else {}
-            grown = _size(subkey, value) - (_size(subkey, kept[subkey].value) if subkey in kept else 0)
-            if grown > 0 and sum(_size(one, record.value) for one, record in kept.items()) + grown > MOST_BYTES:
-                raise Crowded("no room for another record")
+            self.check_record(node, key, MSGPackSerializer.loads(tag), len(value), time, caller)
+
+    def check_record(self, node: DHTProtocol, key: bytes, subkey: Any, size: int, until: float, caller: str) -> None:
+        """Raises Crowded for a record that is too much, or lasts too long, NotAdmitted for one of another's.
+
+        size: of what its owner signed, in bytes.
+        """
+        if not until <= get_dht_time() + self._lives.get(key, MAX_LIFE):
+            raise Crowded("a record that would stay for too long")
+        self.check_owner(subkey, caller)
+        found = node.storage.get(DHTID.from_bytes(key))
+        kept = dict(found.value.items()) if found and isinstance(found.value, DictionaryDHTValue) else {}
+        sizes = {one: _room(one, sum(len(link.data) for link in record.value)) for one, record in kept.items()}
+        grown = _room(subkey, size) - sizes.get(subkey, 0)
+        if grown > 0 and sum(sizes.values()) + grown > MOST_BYTES:
+            raise Crowded("no room for another record")
 
     def check_owner(self, subkey: Any, caller: str) -> None:
         """Raises NotAdmitted where a subkey names an owner other than who calls. A notice has none."""
@@ -101,6 +108,6 @@ class DHTAuthorizer:
             raise NotAdmitted("another peer's record")
 
 
-def _size(subkey: Any, value: bytes) -> int:
+def _room(subkey: Any, size: int) -> int:
     """Bytes that a record takes of its key's; no fewer than its share, up to which it may grow whenever it likes."""
-    return max(SHARE, len(value) + (len(subkey) if isinstance(subkey, bytes) else 0))
+    return max(SHARE, size + (len(subkey) if isinstance(subkey, bytes) else 0))

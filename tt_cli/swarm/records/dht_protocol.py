@@ -9,24 +9,27 @@ surround one: so the nodes that this one joined through are asked too, and recor
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 from hivemind.dht import protocol, routing
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
-from tt_cli.swarm.wire import MOST_HELD, RECORDS_ANSWER, RECORDS_REQUEST
+from tt_cli.swarm.records.record_chain import BrokenChain, Chain, ChainStorage, Link, Session, grown, opened
+from tt_cli.swarm.wire import MOST_HELD, RECORDS_ANSWER, RECORDS_REQUEST, RENEWAL, RENEWED
 
 logger = get_logger(__name__)
 
@@ -55,7 +58,7 @@ class RoutingTable(routing.RoutingTable):
 
     def asked_first(self) -> list[PeerID]:
         """Those of them that answered last."""
-        return list(islice((peer for peer in self.initial if peer in self), MOST_INITIAL))
+        return list(itertools.islice((peer for peer in self.initial if peer in self), MOST_INITIAL))
 
     def get_nearest_neighbors(self, query_id: DHTID, k: int, exclude: DHTID | None = None) -> Any:
         """The nearest nodes, nearest first. In a search of this node's own, which leaves it out, `asked_first` lead."""
@@ -69,18 +72,22 @@ class DHTProtocol(protocol.DHTProtocol):
     """hivemind's, which checks who is where. Calls go by the name of this class: it has to be hivemind's.
 
     read: by key, the records that this node knows from others or stored with them, each until its end.
+    session: signs what changes in those that it stores.
     """
 
     _rpc_handlers = _stub_type = None  # not those of hivemind's class, which hivemind would go on with
 
     @classmethod
     async def create(cls, p2p: P2P, node_id: DHTID, *args: Any, **more: Any) -> Any:
-        """As hivemind does, whatever the id."""
-        return await super().create(p2p, node_id_of(p2p.peer_id), *args, **more)
+        """As hivemind does, whatever the id; records are kept as links."""
+        protocol = await super().create(p2p, node_id_of(p2p.peer_id), *args, **more)
+        protocol.storage = ChainStorage()
+        return protocol
 
     def __init__(self, **more: Any):
         super().__init__(**more)
         self.read: defaultdict[DHTID, DictionaryDHTValue] = defaultdict(DictionaryDHTValue)
+        self.session = Session()
         self._pinged: dict[PeerID, float] = {}  # who was named by others, and when
         self._pings: dict[PeerID, set[asyncio.Task[DHTID | None]]] = {}  # that still run, by who named them
 
@@ -102,16 +109,20 @@ class DHTProtocol(protocol.DHTProtocol):
         if any(isinstance(value, DictionaryDHTValue) for value in values):
             return None
         for key, value, until, subkey in zip(keys, values, expiration_time, more["subkeys"], strict=True):
-            self.remember(key, subkey, value, until)
-            if not self.routing_table.initial:
-                self.storage.store_subkey(key, subkey, value, until)
+            self.keep_own(key, subkey, (Link(until, 0.0, value),))
         return await super().call_store(peer, keys, values, expiration_time, **more)
 
-    def remember(self, key: DHTID, subkey: Any, value: bytes, until: float) -> None:
+    def keep_own(self, key: DHTID, subkey: Any, chain: Chain) -> bool:
+        """Remember a record that this node sends; true where it is among the nodes that keep it."""
+        self.remember(key, subkey, chain)
+        here = not self.routing_table.initial or subkey in self.kept(key)
+        return here and bool(self.storage.store_subkey(key, subkey, chain, chain[-1].until))
+
+    def remember(self, key: DHTID, subkey: Any, chain: Chain) -> None:
         """A checked record, for readers at this node; where it is newer than what is known, and there is room."""
-        known = self.read[key]
+        known, until = self.read[key], chain[-1].until
         if known.data[subkey].expiration_time < until if subkey in known else len(known) < MOST_READ:
-            known.store(subkey, value, until)
+            known.store(subkey, chain, until)
 
     def kept(self, key: DHTID) -> DictionaryDHTValue:
         """The records that this node keeps for others."""
@@ -120,37 +131,115 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def known(self, key: DHTID) -> DictionaryDHTValue:
         """What this node has read, stored, or keeps."""
-        for subkey, (value, until) in self.kept(key).items():
-            self.remember(key, subkey, value, until)
+        for subkey, (chain, _) in self.kept(key).items():
+            self.remember(key, subkey, chain)
         return self.read[key]
+
+    def opened(self, key: DHTID, subkey: Any, chain: Chain) -> Any:
+        """What a record says. Raises BrokenChain."""
+        return opened(self._whole(key, subkey, chain[0]), chain)
+
+    def _whole(self, key: DHTID, subkey: Any, link: Link) -> Any:
+        """What a whole record says, without its signature."""
+        value, record = link.data, (key.to_bytes(), MSGPackSerializer.dumps(subkey), link.data, link.until)
+        if self.record_validator is not None:
+            value = self.record_validator.strip_value(DHTRecord(*record))
+        return MSGPackSerializer.loads(value)
+
+    def with_pulse(self, key: DHTID, subkey: Any, record: dict[str, Any], until: float) -> Chain | None:
+        """The record with what is new in it as one more link; None where all of it has to be stored."""
+        if (known := self.known(key).get(subkey)) is None:
+            return None
+        chain: Chain = known.value
+        whole = self._whole(key, subkey, chain[0])
+        pulse = self.session.pulse(key.to_bytes(), whole, chain, record, until)
+        try:
+            return pulse and grown(key.to_bytes(), whole, chain, pulse)
+        except BrokenChain:  # of what is no record: all of it is for the others to refuse
+            return None
+
+    def checked(self, key: DHTID, subkey: Any, sent: Iterable[tuple[float, float, bytes]]) -> Chain:
+        """What this node has read of a record and these links, all checked. Raises BrokenChain."""
+        known = self.read[key].get(subkey)
+        chain: Chain = known.value if known else ()
+        for link in itertools.starmap(Link, sent):
+            if not link.since:
+                if not self._validate_record(key.to_bytes(), MSGPackSerializer.dumps(subkey), link.data, link.until):
+                    raise BrokenChain("a record that is refused")
+                chain = (link,)
+            elif not chain:
+                raise BrokenChain("a pulse on no record")
+            else:
+                chain = grown(key.to_bytes(), self._whole(key, subkey, chain[0]), chain, link)
+        return chain
+
+    async def rpc_renew(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """Keep what is new in a record of the caller's, or all of it."""
+        key, owner, links = RENEWAL.read(request)
+        place = DHTID.from_bytes(key)
+        subkey = next((one for one, _ in self.known(place).items() if tag_of(one) == owner), None)
+        try:
+            if subkey is None:
+                if links[0][1]:
+                    raise BrokenChain("a pulse on no record")
+                subkey = MSGPackSerializer.loads(owner)
+            chain = self.checked(place, subkey, links)
+        except BrokenChain:
+            return RENEWED.message((False,))
+        if self.authorizer is not None:
+            size = sum(len(link.data) for link in chain)
+            self.authorizer.check_record(self, key, subkey, size, chain[-1].until, str(context.remote_id))
+        return RENEWED.message((self.storage.store_subkey(place, subkey, chain, chain[-1].until),))
+
+    async def call_renew(self, peer: PeerID, key: DHTID, subkey: Any, chain: Chain) -> bool | None:
+        """Send the last link of a record, and all of them where that peer lacks one; true if it keeps it.
+
+        None without an answer. Who lacks one may have begun anew, and know nobody: so it is pinged.
+        """
+        try:
+            async with self.rpc_semaphore:
+                for owner, links in ((tag_of(subkey), chain[-1:]), (MSGPackSerializer.dumps(subkey), chain)):
+                    request = RENEWAL.message((key.to_bytes(), owner, links))
+                    answer = await self.get_stub(peer).rpc_renew(request, timeout=self.wait_timeout)
+                    if RENEWED.read(answer)[0]:
+                        return True
+            await self.call_ping(peer)
+            return False
+        except Exception:  # whatever libp2p raises, and what is no answer
+            logger.debug(f"{peer} took no renewal", exc_info=True)
+            await self.update_routing_table(self.routing_table.get(peer_id=peer), peer, responded=False)
+            return None
 
     async def rpc_records(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """Answer with the kept records that the caller lacks, and whether it has newer ones."""
         key, held = RECORDS_REQUEST.read(request)
         theirs, records = dict(HELD.iter_unpack(held)), []
         behind = set(theirs)
-        for subkey, (value, until) in self.kept(DHTID.from_bytes(key)).items():
+        for subkey, (chain, until) in self.kept(DHTID.from_bytes(key)).items():
             tag = tag_of(subkey)
             last = theirs.get(tag, -math.inf)
             if last < until:
-                records.append((tag if tag in theirs else MSGPackSerializer.dumps(subkey), value, until))
+                links = tuple(link for link in chain if link.until > last)
+                records.append((tag if tag in theirs else MSGPackSerializer.dumps(subkey), links))
             if last <= until:
                 behind.discard(tag)
         return RECORDS_ANSWER.message((bool(behind), tuple(records)))
 
     async def call_records(self, peer: PeerID, key: DHTID) -> bool | None:
         """Remember what a peer keeps and this node lacks. False where that peer is behind; None without an answer."""
-        named = {tag_of(subkey): (subkey, record) for subkey, record in islice(self.known(key).items(), MOST_HELD)}
+        named = {
+            tag_of(subkey): (subkey, record) for subkey, record in itertools.islice(self.known(key).items(), MOST_HELD)
+        }
         held = b"".join(HELD.pack(tag, record.expiration_time) for tag, (_, record) in named.items())
         try:
             async with self.rpc_semaphore:
                 request = RECORDS_REQUEST.message((key.to_bytes(), held))
                 answer = await self.get_stub(peer).rpc_records(request, timeout=self.wait_timeout)
             behind, records = RECORDS_ANSWER.read(answer)
-            for owner, value, until in records:
+            for owner, links in records:
                 subkey = named[owner][0] if owner in named else MSGPackSerializer.loads(owner)
-                if self._validate_record(key.to_bytes(), MSGPackSerializer.dumps(subkey), value, until):
-                    self.remember(key, subkey, value, until)
+                with contextlib.suppress(BrokenChain):
+                    self.remember(key, subkey, self.checked(key, subkey, links))
             return not behind
         except Exception:  # whatever libp2p raises, and what is no answer
             logger.debug(f"{peer} gave no records", exc_info=True)
@@ -163,7 +252,7 @@ class DHTProtocol(protocol.DHTProtocol):
         if answer is None:
             return None
         table, asked = self.routing_table, [*self.routing_table.asked_first(), self.p2p.peer_id]
-        near = {place for _, places in answer.values() for place in islice(places.items(), self.bucket_size)}
+        near = {place for _, places in answer.values() for place in itertools.islice(places.items(), self.bucket_size)}
         near = {(node, other) for node, other in near if node == node_id_of(other) and other not in asked}
         await self._meet(peer, {other for _, other in near if other not in table})
         return {

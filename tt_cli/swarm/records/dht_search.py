@@ -21,8 +21,9 @@ from hivemind.dht import node as hivemind_node
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
+
+from tt_cli.swarm.records.record_chain import FIELDS, Chain
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
@@ -130,8 +131,34 @@ class DHTNode(hivemind_node.DHTNode):
             first = self._turn % max(1, min(self.num_replicas, len(peers)))
             await self._ask_in_turn(place, peers[first : self.num_replicas] + peers[:first])
         known = self.protocol.known(place)
-        records = {subkey: self._opened(place, subkey, *record) for subkey, record in known.items()}
+        records = {
+            subkey: ValueWithExpiration(self.protocol.opened(place, subkey, chain), until)
+            for subkey, (chain, until) in known.items()
+        }
         return ValueWithExpiration(records, known.latest_expiration_time) if records else None
+
+    async def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None, **more: Any) -> bool:
+        """As hivemind does. Of a peer's record that the nodes have only what changed is sent: see record_chain.py."""
+        place = DHTID.generate(source=key)
+        if isinstance(value, dict) and value.keys() == set(FIELDS):
+            value = {**value, "session": self.protocol.session.public}
+            if (chain := self.protocol.with_pulse(place, subkey, value, expiration_time)) is not None:
+                return await self._renew(place, subkey, chain)
+        return bool(await super().store(key, value, expiration_time, subkey, **more))
+
+    async def _renew(self, key: DHTID, subkey: Any, chain: Chain) -> bool:
+        """Have as many of the nearest nodes keep a record as keep any; true if one does."""
+        took = int(self.protocol.keep_own(key, subkey, chain))
+        nodes, _ = await self._search(key)
+        peers = list(dict.fromkeys(nodes.values()))
+        while peers and took < self.num_replicas:
+            asked, peers = peers[: self.num_replicas - took], peers[self.num_replicas - took :]
+            answers = await asyncio.gather(*(self.protocol.call_renew(peer, key, subkey, chain) for peer in asked))
+            took += sum(map(bool, answers))
+            for peer, answer in zip(asked, answers, strict=True):
+                if answer is None:
+                    self.blacklist.register_failure(peer)
+        return took > 0
 
     async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
         """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""
@@ -155,12 +182,6 @@ class DHTNode(hivemind_node.DHTNode):
                 return
         if asked and not answers:
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-
-    def _opened(self, key: DHTID, subkey: Any, value: bytes, until: float) -> ValueWithExpiration[Any]:
-        """A record without its signature."""
-        if (validator := self.protocol.record_validator) is not None:
-            value = validator.strip_value(DHTRecord(key.to_bytes(), MSGPackSerializer.dumps(subkey), value, until))
-        return ValueWithExpiration(MSGPackSerializer.loads(value), until)
 
 
 def beside(key: DHTID) -> DHTID:

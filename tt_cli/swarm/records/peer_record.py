@@ -98,7 +98,8 @@ class PeerRecord(PeerFigures):
 
     Peers of one epoch and unlike digests never average together. role: an assistant takes part in rounds and computes
     nothing. left: the peer said goodbye. vote: it takes part in the swarm's steps and has been in touch since the last
-    one, see `records.consensus`. pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it
+    one, see `records.consensus`. pass_text: its pass, in a closed run. session: the key that signs what changes in the
+    record, in hexadecimal, which its DHT node writes. clipped: peer ids of those whose gradients it
     saw clipped again and again. accused: of those against whom it has a proof. slow: of those that hold the others up
     for longer than their samples are worth, or leave its audits unanswered. era: of the run, as the organiser's orders
     number it, to which its state belongs. lease: of an auxiliary peer that could lead the others, the Unix time since
@@ -116,6 +117,7 @@ class PeerRecord(PeerFigures):
     accused: Named = []
     slow: Named = []
     pass_text: PassText = ""
+    session: Hex = ""
     era: Count = 0
     lease: Finite | None = None
     time: Finite
