@@ -215,7 +215,7 @@ def remove_leftovers() -> None:
 
 
 def room_for_neighbours(hosts: int) -> None:
-    """Let the kernel know so many hosts each of so many: all namespaces share one table, of 1,024 unless this is said."""
+    """Let so many hosts know each other: all namespaces share one table of neighbours, of 1,024 as a rule."""
     for name in ("gc_thresh3", "gc_thresh2", "gc_thresh1"):  # none may be above the next
         path = Path("/proc/sys/net/ipv4/neigh/default", name)
         path.write_text(str(max(int(path.read_text()), 2 * hosts**2)))
