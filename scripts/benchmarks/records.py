@@ -22,6 +22,9 @@ on computing, but no gradients travel. Bytes that each host sent, as its link co
 - `idle_mbit_mean`: of nodes that neither publish nor look; it is part of the others;
 - `trigger_late_s`: from the moment in which all have computed enough until all know, the longest;
 - `told_s`: from a step until all see that all have made it, the longest.
+
+`--simulated`: the same of 12 and 100 peers, or as many as --peers says, on a virtual clock in one process: the real
+DHT nodes and `PeerDirectory` of each. Bytes are those of the messages, and for each as many more as libp2p and TCP add.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import multiprocessing
 import statistics
 import tempfile
@@ -38,13 +42,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.namespaces import Network, Traffic
-from testbed.record_peer import MICRO_BATCH, Place, serve
+from simulation.records import SimulatedPeers
+from simulation.virtual import in_virtual_time
+from testbed.namespaces import Network
+from testbed.record_peer import MICRO_BATCH, Place, WallClock, serve
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import family_cpu_seconds
 from tt_cli.errors import TTError
-from tt_cli.run import load_run
+from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
@@ -75,6 +81,8 @@ class Links:
     idle: float = 15.0
 
 
+SIMULATED = Links(steps=2)
+LASTING = 3600.0  # seconds for which a record counts in the simulator: DHT nodes drop old ones by the wall's clock
 QUICK_LINKS = Links(peers=4, steps=2, batch=1.0, step=9.0, round=3.0, idle=3.0)
 WAIT = 60.0
 
@@ -167,13 +175,13 @@ def looks(run: Any, addresses: list[str]) -> tuple[list[float], int, int]:
     return times, seen, size
 
 
-class Peers:
+class HostedPeers:
     """Those of --links, each in its host."""
 
-    def __init__(self, size: Links, network: Network, folder: Path):
-        target = round(size.peers * MICRO_BATCH * size.step / size.batch)
-        run = load_run("emoji").replaced({"swarm.target_batch_size": target})
-        self.size, self.target, self._network, self._pipes = size, target, network, []
+    clock = WallClock()
+
+    def __init__(self, size: Links, run: RunConfig, network: Network, folder: Path):
+        self._network, self._pipes = network, list[Any]()
         addresses: list[str] = []
         context = multiprocessing.get_context("fork")
         for number, host in enumerate(network.hosts):
@@ -195,78 +203,115 @@ class Peers:
     def all(self, method: str) -> list[Any]:
         """Have all do the same at once; their answers."""
         for pipe in self._pipes:
-            pipe.send((method, ()))
+            pipe.send(method)
         return [self._answer(pipe) for pipe in self._pipes]
 
-    def until(self, method: str, ready: Callable[[list[Any]], bool], most: float = 300.0) -> list[Any]:
-        """Ask all again and again; the answers that are as they should be."""
-        deadline = time.monotonic() + most
-        while not ready(answers := self.all(method)):
-            if time.monotonic() > deadline:
-                raise TTError(f"{method}: {answers}")
-            time.sleep(0.05)
-        return answers
+    def sent(self) -> list[int]:
+        """By each host, since it began."""
+        return [traffic.sent for traffic in self._network.traffic()]
 
     def close(self) -> None:
         """End them."""
         for pipe in self._pipes:
             pipe.close()
 
+
+class Cycles:
+    """What peers send from step to step. peers: `HostedPeers`, or the simulator's."""
+
+    def __init__(self, size: Links, target: int, peers: Any):
+        self.size, self.target, self.peers, self.clock = size, target, peers, peers.clock
+
+    def until(self, method: str, ready: Callable[[list[Any]], bool], most: float = 300.0) -> list[Any]:
+        """Ask all again and again; the answers that are as they should be."""
+        deadline = self.clock.monotonic() + most
+        while not ready(answers := self.peers.all(method)):
+            if self.clock.monotonic() > deadline:
+                raise TTError(f"{method}: {answers}")
+            self.clock.sleep(0.05)
+        return answers
+
+    def mark(self) -> tuple[float, list[int]]:
+        """The time, and the bytes that each has sent."""
+        return self.clock.monotonic(), self.peers.sent()
+
+    def measure(self) -> dict[str, Any]:
+        """All of it."""
+        self.clock.sleep(min(5.0, self.size.idle))
+        idle = self.mark()
+        self.clock.sleep(self.size.idle)
+        quiet = since(idle, self.mark())[1]
+        self.peers.all("begin")
+        self.until("sees", lambda seen: min(seen) == self.size.peers)
+        cycles = []
+        for number in range(1 + self.size.steps):  # the first one has begun late
+            cycles.append(self.cycle())
+            progress(f"step {number + 1}", {name: cycles[-1][name] for name in ("late", "told")})
+        figures: dict[str, Any] = {"peers": self.size.peers}
+        figures["idle_mbit_mean"] = round(mbit(statistics.fmean(quiet), self.size.idle), 4)
+        for phase in ("between", "in_rounds"):
+            seconds = sum(cycle[phase][0] for cycle in cycles[1:])
+            each = [sum(counts) for counts in zip(*(cycle[phase][1] for cycle in cycles[1:]), strict=True)]
+            figures[f"{phase}_mbit_mean"] = round(mbit(statistics.fmean(each), seconds), 4)
+            figures[f"{phase}_mbit_busiest"] = round(mbit(max(each), seconds), 4)
+            figures[f"{phase}_s"] = round(seconds, 1)
+        for name in ("late", "told"):
+            figures[f"{'trigger_' * (name == 'late')}{name}_s"] = round(max(cycle[name] for cycle in cycles[1:]), 2)
+        return figures
+
     def cycle(self) -> dict[str, Any]:
         """From one step to the next: bytes and seconds between the rounds and in one, and what was late."""
-        marks = [(time.monotonic(), self._network.traffic())]
+        began = self.mark()
         self.until("due", lambda answers: any(since for since, _ in answers))
-        marks.append((time.monotonic(), self._network.traffic()))
+        due = self.mark()
         answers = self.until("due", lambda answers: all(since for since, _ in answers))
         made = sorted(at for _, batches in answers for at in batches)
         late = max(since for since, _ in answers) - made[-(-self.target // MICRO_BATCH) - 1]
-        self.all("round")
-        time.sleep(max(0.0, marks[1][0] + self.size.round - time.monotonic()))
-        self.all("step")
-        stepped = time.monotonic()
+        self.peers.all("round")
+        self.clock.sleep(max(0.0, due[0] + self.size.round - self.clock.monotonic()))
+        self.peers.all("step")
+        stepped = self.clock.monotonic()
         self.until("sees", lambda seen: min(seen) == self.size.peers)
-        marks.append((time.monotonic(), self._network.traffic()))
-        (began, at_first), (due, at_due), (ended, at_end) = marks
-        return {
-            "between": (due - began, sent(at_first, at_due)),
-            "in_rounds": (ended - due, sent(at_due, at_end)),
-            "late": late,
-            "told": ended - stepped,
-        }
+        ended = self.mark()
+        return {"between": since(began, due), "in_rounds": since(due, ended), "late": late, "told": ended[0] - stepped}
 
 
-def sent(before: list[Traffic], after: list[Traffic]) -> list[int]:
-    """By each host."""
-    return [now.since(then).sent for then, now in zip(before, after, strict=True)]
+def since(before: tuple[float, list[int]], after: tuple[float, list[int]]) -> tuple[float, list[int]]:
+    """Seconds, and bytes of each."""
+    return after[0] - before[0], [now - then for then, now in zip(before[1], after[1], strict=True)]
+
+
+def run_of(size: Links) -> tuple[RunConfig, int]:
+    """The run of so many peers, and its target batch."""
+    target = round(size.peers * MICRO_BATCH * size.step / size.batch)
+    return load_run("emoji").replaced({"swarm.target_batch_size": target}), target
 
 
 def measure_links(size: Links) -> dict[str, Any]:
     """What --links measures."""
+    run, target = run_of(size)
     with (
         tempfile.TemporaryDirectory(prefix="bench-records-") as scratch,
         Network(hosts=size.peers) as network,
-        contextlib.closing(Peers(size, network, Path(scratch))) as peers,
+        contextlib.closing(HostedPeers(size, run, network, Path(scratch))) as peers,
     ):
-        time.sleep(min(5.0, size.idle))
-        before = network.traffic()
-        time.sleep(size.idle)
-        idle = sent(before, network.traffic())
-        peers.all("begin")
-        peers.until("sees", lambda seen: min(seen) == size.peers)
-        cycles = []
-        for number in range(1 + size.steps):  # the first one has begun late
-            cycles.append(peers.cycle())
-            progress(f"step {number + 1}", {name: cycles[-1][name] for name in ("late", "told")})
-    found: dict[str, Any] = {"peers": size.peers, "idle_mbit_mean": round(mbit(statistics.fmean(idle), size.idle), 4)}
-    for phase in ("between", "in_rounds"):
-        seconds = sum(cycle[phase][0] for cycle in cycles[1:])
-        each = [sum(counts) for counts in zip(*(cycle[phase][1] for cycle in cycles[1:]), strict=True)]
-        found[f"{phase}_mbit_mean"] = round(mbit(statistics.fmean(each), seconds), 4)
-        found[f"{phase}_mbit_busiest"] = round(mbit(max(each), seconds), 4)
-        found[f"{phase}_s"] = round(seconds, 1)
-    for name in ("late", "told"):
-        found[f"{'trigger_' * (name == 'late')}{name}_s"] = round(max(cycle[name] for cycle in cycles[1:]), 2)
-    return found
+        return Cycles(size, target, peers).measure()
+
+
+def measure_simulated(size: Links) -> dict[str, Any]:
+    """The same in the simulator."""
+    logging.disable(logging.WARNING)
+    run, target = run_of(size)
+
+    async def work() -> dict[str, Any]:
+        peers = SimulatedPeers(run.replaced({"swarm.statistics_expiration": LASTING}), size.batch)
+        await peers.join(size.peers)
+        figures = dict[str, Any]()
+        driver = peers.clock.thread(lambda: figures.update(Cycles(size, target, peers).measure()), "bench")
+        await driver.task
+        return figures
+
+    return in_virtual_time(work())
 
 
 def mbit(count: float, seconds: float) -> float:
@@ -278,6 +323,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
     parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
+    parser.add_argument("--simulated", action="store_true", help="the same of 12 and 100 (or --peers) in the simulator")
     parser.add_argument("--links", action="store_true", help="what records cost the lines of 12 peers (or --peers)")
 
 
@@ -286,6 +332,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.links:
         size = QUICK_LINKS if args.quick else Links()
         return measure_links(replace(size, peers=args.peers[0]) if args.peers else size)
+    if args.simulated:
+        size = QUICK_LINKS if args.quick else SIMULATED
+        return {"rows": [measure_simulated(replace(size, peers=count)) for count in args.peers or (12, 100)]}
     rows = []
     for count in args.peers or (QUICK_COUNTS if args.quick else COUNTS):
         every = 3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND)

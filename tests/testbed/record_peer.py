@@ -1,4 +1,4 @@
-"""A peer that publishes and reads records as a trainer does, and computes nothing: for scripts/bench records --links.
+"""A peer that publishes and reads records as a trainer does, and computes nothing: for scripts/bench records.
 
 Its DHT node and its `PeerDirectory` are real ones; micro-batches take the time that they are told to take.
 """
@@ -16,13 +16,20 @@ from typing import Any
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import die_with_parent
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
 
 LOOK_SECONDS = 0.25  # as of a trainer's background thread
 MICRO_BATCH = 8
+
+
+class WallClock(Clock):
+    """This machine's, by which a thread can sleep."""
+
+    sleep = staticmethod(time.sleep)
 
 
 @dataclass(frozen=True)
@@ -38,14 +45,12 @@ class Place:
 
 
 class RecordPeer:
-    """One peer. Its methods are called by the bench, through a pipe."""
+    """One peer. Its methods are called by the bench. seconds: of a micro-batch. clock: its threads', with `sleep`."""
 
-    def __init__(self, place: Place):
-        self._place, self._target = place, place.run.swarm.target_batch_size
-        self._identity = claim_identity(place.folder, "trainer")
-        self.dht = start_dht(place.run, self._identity, initial_peers=place.initial_peers, host=place.host)
-        self.address = addresses_of(self.dht)[0]
-        self._board = PeerDirectory(place.run, self.dht, self._identity)
+    def __init__(self, number: int, run: RunConfig, seconds: float, dht: Any, identity: Any, clock: Any):
+        self._number, self._seconds, self._target = number, seconds, run.swarm.target_batch_size
+        self._peer_id, self._clock = identity.peer_id, clock
+        self._board = PeerDirectory(run, dht, identity, clock=clock)
         self._lock = threading.Lock()
         self._epoch, self._total, self._held = 0, 0, 0
         self._made: list[float] = []  # when each micro-batch of the next step ended
@@ -58,7 +63,7 @@ class RecordPeer:
         self._board.start()
         others = len(self._board.fresh_view().records) - 1
         for work in (self._compute, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+            self._clock.thread(work, "peer")
         return others
 
     def sees(self) -> int:
@@ -87,11 +92,11 @@ class RecordPeer:
         return self._epoch, hashlib.sha256(str(self._epoch).encode()).hexdigest()
 
     def _compute(self) -> None:
-        time.sleep(self._place.seconds * (self._place.number % 8) / 8)  # not all at once
+        self._clock.sleep(self._seconds * (self._number % 8) / 8)  # not all at once
         while True:
-            time.sleep(self._place.seconds)
+            self._clock.sleep(self._seconds)
             with self._lock:
-                self._made.append(time.monotonic())
+                self._made.append(self._clock.monotonic())
                 self._total += MICRO_BATCH
                 self._publish()
 
@@ -100,28 +105,28 @@ class RecordPeer:
         while True:
             with self._lock:
                 view, own = self._board.view, MICRO_BATCH * len(self._made)
-                others = [r for r in view.members(*self._state) if r.peer_id != self._identity.peer_id]
+                others = [r for r in view.members(*self._state) if r.peer_id != self._peer_id]
                 missing = self._target - own - sum(record.samples for record in others)
                 if missing <= 0:
-                    self._due_at = self._due_at or time.monotonic()
+                    self._due_at = self._due_at or self._clock.monotonic()
                 elif not self._in_round:
                     self._board.expect(missing / max(view.samples_per_second(), 1e-9))
-            time.sleep(LOOK_SECONDS)
+            self._clock.sleep(LOOK_SECONDS)
 
     def _publish(self) -> None:
         epoch, digest = self._state
         self._board.publish(
             PeerRecord(
-                peer_id=self._identity.peer_id,
+                peer_id=self._peer_id,
                 role="trainer",
-                user=f"volunteer-{self._place.number}",
+                user=f"volunteer-{self._number}",
                 version="0.1.0",
                 device="NVIDIA GeForce RTX 3090",
                 client_mode=False,
                 epoch=epoch,
                 digest=digest,
                 samples=MICRO_BATCH * len(self._made),
-                samples_per_second=MICRO_BATCH / self._place.seconds if self._total else 0.0,
+                samples_per_second=MICRO_BATCH / self._seconds if self._total else 0.0,
                 total_samples=self._total,
                 micro_batch=MICRO_BATCH,
                 loss=4.0 + 1 / (1 + self._total),
@@ -129,7 +134,7 @@ class RecordPeer:
                 round=f"step {epoch} made with 11 others, 4,102 samples",
                 bytes_sent=10**9 + self._total,
                 bytes_received=10**9 + self._total,
-                time=dht_time(),
+                time=self._clock.dht_time(),
             )
         )
 
@@ -138,12 +143,13 @@ def serve(connection: Any, place: Place) -> None:
     """In a host: start the peer, then do what the bench says until it is gone."""
     die_with_parent()
     logging.disable(logging.WARNING)
-    peer = RecordPeer(place)
-    connection.send(peer.address)
+    identity = claim_identity(place.folder, "trainer")
+    dht = start_dht(place.run, identity, initial_peers=place.initial_peers, host=place.host)
+    peer = RecordPeer(place.number, place.run, place.seconds, dht, identity, WallClock())
+    connection.send(addresses_of(dht)[0])
     try:
         while True:
-            method, arguments = connection.recv()
-            connection.send(getattr(peer, method)(*arguments))
+            connection.send(getattr(peer, connection.recv())())
     except EOFError:
-        stop_dht(peer.dht)
+        stop_dht(dht)
     os._exit(0)
