@@ -6,7 +6,7 @@
 - *validity*: an average holds each member's gradient at most once, with its weight; what stays, of more than half;
 - *quorum*: who steps was told by more than half of its round that they have not dropped it;
 - *joins*: who accepts connections reduces, whatever the leader says;
-- *signature*: nobody steps with averages that a reducer from which it heard did not sign;
+- *signature*: nobody steps with averages that a reducer from which it heard did not sign, in the transfer or after it;
 - *no solo*: nobody steps alone, or in a group of half or less of those who live and have made steps with others;
 - *no two groups*: of two groups that step from one state an honest member is in both;
 - *origin*: nobody holds a state that nobody made;
@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from simulation.averager import opened
 
-from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
+from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, MISSING
 from tt_cli.swarm.allreduce.centered_clip import FEWEST
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Commitment, NotProven
+from tt_cli.swarm.allreduce.messages import Commitment, NotProven, RoundName, SignedVote, average_hash
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
 from tt_cli.swarm.allreduce.votes import PartStatus, group_of, read_status
 from tt_cli.swarm.records.consensus import STEPS_APART
@@ -44,9 +45,13 @@ MOST_TASKS = 60  # of one machine, beside some for each other member
 
 
 @functools.lru_cache(2**12)  # each is looked at in some steps
-def _status(said: bytes, group: bytes, parts: int) -> PartStatus | None:
+def _status(said: bytes, peer: str, name: RoundName, shares: tuple[int, ...], parts: int) -> PartStatus | None:
+    """The word of this member about this round; None for what is none, as votes are that it did not sign."""
     try:
-        return read_status(said, parts) if group_of(said) == group else None
+        status = read_status(said, parts)
+        vote = SignedVote(name, peer, (average_hash(shares, status.hashes),))
+        signed = MISSING in status.hashes or SignedVote.read(status.vote, opened) == vote
+        return status if signed and group_of(said) == name.group_id else None
     except ValueError:
         return None
 
@@ -134,11 +139,12 @@ class Watch:
         """What it was told on the wire lets it step: by more than half of the others, and with signatures."""
         me, listening = str(commit.me), {str(peer) for peer in commit.listening}
         for phase in commit.phases:
-            told = self._told(machine, phase)
+            told, with_averages = self._told(machine, phase), {p: [word] for p, word in phase.allreduce.signed.items()}
             for place, reducer in enumerate(commit.listening):
                 repeated = phase is not commit.phases[-1] and place in commit.phases[-1].allreduce.name.lost
                 outputs = [commit.store.hashes[index] for index in phase.allreduce.parts_of(reducer)]
-                signed = [self._outputs(machine, status.commitment) for peer, _, status in told if peer == str(reducer)]
+                words = [status.commitment for peer, _, status in told if peer == str(reducer)]
+                signed = [self._outputs(machine, word) for word in words or with_averages.get(str(reducer), ())]
                 if signed and outputs and str(reducer) != me and not repeated and tuple(outputs) not in signed:
                     raise Violation(f"signature: {machine.number} stepped with averages that {reducer} did not sign")
         # those in client mode call by themselves, and cannot be called
@@ -150,9 +156,9 @@ class Watch:
 
     @staticmethod
     def _told(machine: Machine, phase: CommitProtocol) -> list[tuple[str, bool, PartStatus]]:
-        group, parts = phase.allreduce.group_id, len(phase.allreduce.parts)
+        about = phase.allreduce.name, phase.allreduce.group.shares, len(phase.allreduce.parts)
         told = machine.node.told
-        return [(peer, answer, status) for peer, answer, said in told if (status := _status(said, group, parts))]
+        return [(peer, answer, status) for peer, answer, said in told if (status := _status(said, peer, *about))]
 
     @staticmethod
     def _outputs(machine: Machine, commitment: bytes) -> tuple[bytes, ...]:

@@ -95,6 +95,7 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(3864, "donor"),
     Schedule.drawn(193, "moment"),
     Schedule.drawn(300050, "reducer"),
+    Schedule.drawn(320217, "liar"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 
