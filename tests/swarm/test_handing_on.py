@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from swarm.handing import LARGE, RUN, Network, Node, assert_is, copy_of, over_libp2p, state, take
+from swarm.handing import LARGE, RUN, Network, Node, assert_is, copy_of, over_libp2p, read_tree, state, take
 
 from tt_cli.swarm import wire
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state.chunk_picker import ChunkPicker, Holdings
@@ -161,6 +162,27 @@ def test_what_is_read_when_it_is_complete_stays_until_nobody_reads_it() -> None:
             server.end_lending(complete)
             assert (server._snapshot is copy) == stays == (buffer.fileno() >= 0)
             assert server._lent is None
+
+
+def test_who_asks_for_another_state_is_offered_the_one_that_is_read_while_it_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def make() -> tuple[bytes, StateBuffer]:
+        return copy_of(state())
+
+    async def ask() -> None:
+        server = donor_room.StateServer(make, read_tree, lambda count: None, None)  # type: ignore[arg-type]
+        copy = await server._copy_for(later)
+        with copy.read("ann", hands_on=True):
+            assert await server._copy_for(later) is copy
+            monkeypatch.setattr(donor_room, "NEW_SECONDS", 0.0)
+            with pytest.raises(Unavailable, match="older state"):
+                await server._copy_for(later)
+            assert await server._copy_for(copy.tree.digest) is copy
+        assert await server._copy_for(later) is not copy, "nobody reads it any more"
+
+    later = "ab" * 32
+    asyncio.run(ask())
 
 
 def test_what_the_fewest_have_is_asked_first() -> None:

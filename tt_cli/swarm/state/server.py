@@ -1,8 +1,8 @@
 """Hands this peer's state to others: one copy of it at a time, however many take it.
 
 The copy is made for the first one who asks and lives while it is read and some seconds longer, so that a taker whose
-connection broke can go on where it stopped. Who asks for another state meanwhile is offered this one. A taker asks
-for some chunks at a time, on one stream: it shares them out among several donors.
+connection broke can go on where it stopped. Who asks for another state meanwhile is offered this one while it is new.
+A taker asks for some chunks at a time, on one stream: it shares them out among several donors.
 
 A peer that takes a state itself hands on what came of it, from the memory where it lies. All who hand over say what
 they hold, what of it they gave to somebody, and who else takes it: so a crowd shares out what it asks of the few who
@@ -34,6 +34,7 @@ logger = get_logger(__name__)
 
 SNAPSHOT_SECONDS = 60.0  # to wait for the host process: it may be making a step
 LINGER_SECONDS = 15.0
+NEW_SECONDS = 3.0  # later who asks for another state has not seen this one signed, and would take it for a false one
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
@@ -146,10 +147,12 @@ class StateServer(ServicerBase):
         """The copy with this digest; or one that is taken or read now; or a new one of the present state."""
         snapshot = self._snapshot if self._making is None else None
         for copy in filter(None, (self._lent, snapshot)):
-            if copy.tree.digest == digest or (copy.read_now() and copy is not self._lent):
+            if copy.tree.digest == digest or (copy.read_now() and copy is not self._lent and copy.new()):
                 return copy
         if self._lent is not None:  # nobody wants the state that this peer leaves
             return self._lent
+        if snapshot is not None and snapshot.read_now():
+            raise Unavailable("it hands an older state to others")
         if self._making is None:
             self._making = asyncio.create_task(self._make())
         try:
@@ -203,7 +206,7 @@ class StateCopy:
         self._given = np.zeros(len(tree), np.int32)  # how often each was sent, or is about to be
         self._takers: dict[str, None] = {}  # those who hand on
         self._readers = 0
-        self._read_at = loop_time()
+        self._read_at = self._made_at = loop_time()
 
     @contextmanager
     def read(self, taker: str, hands_on: bool) -> Iterator[deque[int]]:
@@ -221,6 +224,10 @@ class StateCopy:
     def read_now(self) -> bool:
         """True while a taker is under way."""
         return self._readers > 0 and loop_time() < self._read_at + STALL_SECONDS
+
+    def new(self) -> bool:
+        """True while those who ask for a later state may have seen this one signed."""
+        return loop_time() < self._made_at + NEW_SECONDS
 
     def kept_until(self) -> float:
         """When it may be freed (monotonic seconds), as it looks now."""
