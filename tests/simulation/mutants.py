@@ -29,8 +29,8 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "commit: half is heard": Mutant(
         "allreduce.votes",
-        "is_quorum(sum(voices.get(peer, 0) for peer in there), sum(voices.values()), liars) for",
-        "bool(there) for",
+        "is_quorum(sum(those.get(peer, 0) for peer in there), sum(those.values()), lying)",
+        "bool(there)",
         "moment",
     ),
     "commit: who dropped counts as heard": Mutant(

@@ -95,6 +95,7 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(3864, "donor"),
     Schedule.drawn(193, "moment"),
     Schedule.drawn(300050, "reducer"),
+    Schedule.drawn(320191, "reducer"),
     Schedule.drawn(320217, "liar"),
     Schedule.drawn(320183, "everything"),
 ]

@@ -129,6 +129,14 @@ def test_a_part_needs_the_votes_of_those_who_have_made_steps_and_of_all(voting: 
     assert agree([A], votes, dict.fromkeys("abcxyz", 1), steps="abc").reached is commits
 
 
+@pytest.mark.parametrize("liars", [0, 1])
+def test_one_alone_who_has_made_steps_commits_what_newcomers_commit(liars: int) -> None:
+    """Of four trainers, of whom one may lie, as a member knows that has made steps; those who begin do not."""
+    for voting, commits in (("axy", True), ("xy", False)):
+        votes = {peer: [A] if peer in voting else [MISSING] for peer in "axy"}
+        assert agree([A], votes, dict.fromkeys("axy", 1), liars=liars, steps="a").reached is commits
+
+
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
 @settings(deadline=None)
 def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data: st.DataObject) -> None:

@@ -135,12 +135,15 @@ def agree(
     how many voices of the swarm may lie. steps: who has made some. A quorum must be heard that has not dropped it, and
     each part needs the votes of one, which is also one of those who have made steps, where some have.
     """
-    electorates = [voices, {peer: voice for peer, voice in voices.items() if peer in steps}][: 1 + bool(steps)]
+    electorates = [(voices, liars)]
+    if steps:  # newcomers do not know how many lie: what is enough for them is so for those who have made steps
+        electorates.append(({peer: voice for peer, voice in voices.items() if peer in steps}, 0))
 
     def are_enough(peers: Iterable[str]) -> bool:
         there = [peer for peer in peers if peer not in dropped]
         return all(
-            is_quorum(sum(voices.get(peer, 0) for peer in there), sum(voices.values()), liars) for voices in electorates
+            is_quorum(sum(those.get(peer, 0) for peer in there), sum(those.values()), lying)
+            for those, lying in electorates
         )
 
     few = "" if are_enough(votes) else f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others"
