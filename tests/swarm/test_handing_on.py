@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from swarm.handing import LARGE, RUN, Network, Node, assert_is, copy_of, over_libp2p, read_tree, state, take
+from swarm.made import record
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
+from tt_cli.swarm.state import trusted_digests
 from tt_cli.swarm.state.chunk_picker import ChunkPicker, Holdings
-from tt_cli.swarm.state.client import StateClient, request_of, stream_to
+from tt_cli.swarm.state.client import ATTEMPTS, StateClient, WantedState, request_of, stream_to
 from tt_cli.swarm.state.server import StateCopy, Unavailable
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 STATE = state(shapes=LARGE)
 SIZE = sum(tensor.nbytes for tensor in (*STATE.parameters.values(), *STATE.optimizer.values()))
@@ -182,6 +186,29 @@ def test_who_asks_for_another_state_is_offered_the_one_that_is_read_while_it_is_
         assert await server._copy_for(later) is not copy, "nobody reads it any more"
 
     later = "ab" * 32
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_who_only_takes_an_older_state_is_no_false_donor(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older:
+        async def ask(self, request: bytes) -> None: ...
+
+        async def answer(self) -> wire.Answer:
+            return "manifest", state(seed=1).tree().manifest()
+
+    async def ask() -> None:
+        foremost, older = state().digest(), state(3).digest()
+        records = [record("donor", epoch=5, digest=foremost), record("taker", epoch=3, digest=older)]
+        wanted = WantedState(read_tree, 1.0)
+        client = StateClient(SimpleNamespace(peer_id="me"), RUN, TrustedDigests(lambda: records), None, wanted)  # type: ignore[arg-type]
+        client._connect = lambda donor: contextlib.nullcontext(Older())  # type: ignore[assignment]
+        await client._signatures.look()
+        for _ in range(ATTEMPTS):
+            await client._try("donor" if holds else "taker")
+        assert {*client.refused} == ({"donor"} if holds else set())
+
+    monkeypatch.setattr(trusted_digests, "SIGNATURE_PAUSES", (0.0,))
     asyncio.run(ask())
 
 

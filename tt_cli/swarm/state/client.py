@@ -322,13 +322,14 @@ class StateClient:
 
     async def _take_from(self, donor: str) -> None:
         wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
+        foremost = donor in self._signatures.view.donors()  # who only takes a state may be offering an older one
         async with self._connect(donor) as stream:
             async with asyncio.timeout(HEAD_SECONDS):
                 await stream.ask(request_of(wanted, [], self._wanted.lend is not None))
                 head = await stream.answer()
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
-                self._unsigned[donor] += not self._signatures.signed_by(donor, tree)
+                self._unsigned[donor] += foremost and not self._signatures.signed_by(donor, tree)
                 if self._unsigned[donor] == ATTEMPTS:  # not one that stepped just before: its record follows
                     raise DonorRefused("it offers states that it does not sign itself")
                 raise ValueError(f"no member signed the state of step {tree.step} that it offers")
