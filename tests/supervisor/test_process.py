@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import stat
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from testbed.process_watch import ProcessWatch
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
+from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
 
@@ -131,3 +133,23 @@ def test_the_worker_and_all_that_it_forked_end_with_a_killed_supervisor(tmp_path
     assert watch.left_after(WAIT) == set()
     os.killpg(worker, signal.SIGKILL)  # what it executed lives on: the kernel forgets the wish at an exec
     assert ProcessWatch({children["executed"]}).left_after(WAIT) == set()
+
+
+def test_a_member_of_a_local_swarm_that_is_killed_is_shown_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    with LocalSwarm("", tmp_path, lambda name, event: shown.put((name, event))) as swarm:
+        for name, act in (("ann", "wait"), ("ben", "die"), ("cleo", "wait")):
+            swarm.start(name, "workers.actor", {"act": act})
+        events = [shown.get(timeout=WAIT) for _ in range(3)]
+        assert [(name, event.message) for name, event in events if isinstance(event, Failure)] == [
+            ("ben", "ended by SIGKILL")
+        ]
+        swarm.leave("ann")
+    assert not [event for _, event in drained(shown) if isinstance(event, Failure)], "cleo was ended by the swarm"
+
+
+def drained(shown: queue.SimpleQueue[tuple[str, Event]]) -> list[tuple[str, Event]]:
+    return [shown.get() for _ in range(shown.qsize())]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 import time
@@ -59,13 +60,14 @@ class LocalSwarm:
         self._trainer_module, self._launch = trainer_module, launch
         self.members: dict[str, LocalPeer] = {}
         self.addresses: list[str] = []
-        self._news = threading.Condition()
+        self._news, self._over = threading.Condition(), False
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> LocalSwarm:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._over = True
         for member in self.members.values():
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)
@@ -134,3 +136,5 @@ class LocalSwarm:
             self._show(member.name, event)
         with self._news:
             self._news.notify_all()
+        if (code := member.worker.exit_code or 0) < 0 and not self._over:
+            self._show(member.name, Failure(f"ended by {signal.Signals(-code).name}"))
