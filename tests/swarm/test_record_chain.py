@@ -13,7 +13,7 @@ from swarm.test_dht_protocol import Nodes, run, started, values
 
 from tt_cli.swarm.records.dht_protocol import tag_of
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.record_chain import FIELDS, MOST_CHANGED, BrokenChain, Chain, Link, Session, grown, opened
+from tt_cli.swarm.records.record_chain import MOST_CHANGED, NUMBERS, BrokenChain, Chain, Link, Session, grown, opened
 from tt_cli.swarm.wire import RENEWAL, RENEWED
 
 KEY = DHTID.generate(source="key").to_bytes()
@@ -113,7 +113,7 @@ def test_a_pulse_counts_as_it_was_signed_and_on_its_own_record_alone(sender: Sen
         pulse._replace(until=UNTIL + 60.0),
         pulse._replace(since=UNTIL + 0.5),
         pulse._replace(data=pulse.data[:-1] + bytes([pulse.data[-1] ^ 1])),
-        pulse._replace(data=msgpack.packb({FIELDS.index("samples"): 12}) + pulse.data[-64:]),
+        pulse._replace(data=msgpack.packb({NUMBERS["samples"]: 12}) + pulse.data[-64:]),
         pulse._replace(data=b""),
     ):
         assert refused(sender, wrong)
@@ -128,15 +128,16 @@ def test_a_pulse_counts_as_it_was_signed_and_on_its_own_record_alone(sender: Sen
 @pytest.mark.parametrize(
     "changed",
     [
-        {FIELDS.index("samples"): -1},
-        {FIELDS.index("peer_id"): "another"},
-        {FIELDS.index("pass_text"): "another's"},
-        {FIELDS.index("session"): "00" * 32},
-        {FIELDS.index("time"): 5000.0},
-        {len(FIELDS): 1},
+        {NUMBERS["samples"]: -1},
+        {NUMBERS["peer_id"]: "another"},
+        {NUMBERS["pass_text"]: "another's"},
+        {NUMBERS["session"]: "00" * 32},
+        {NUMBERS["time"]: 5000.0},
+        {len(NUMBERS): 1},
+        {NUMBERS["era"] - len(NUMBERS): 1},
         {"samples": 1},
         [1, 2],
-        {FIELDS.index("clipped"): ["x" * 80] * 8},
+        {NUMBERS["clipped"]: ["x" * 80] * 8},
     ],
     ids=lambda changed: str(changed)[:24],
 )
@@ -153,7 +154,7 @@ def test_what_a_session_signs_is_a_record_of_its_peer_all_the_same(changed: obje
 def test_a_chain_grows_no_longer(sender: Sender) -> None:
     sender.send(1.0, samples=11)
     second = sender.send(2.0, samples=12)
-    data = bytes(msgpack.packb({FIELDS.index("samples"): 13}))
+    data = bytes(msgpack.packb({NUMBERS["samples"]: 13}))
     third = Link(UNTIL + 3.0, second.until, data)
     assert refused(sender, third._replace(data=data + sender.session.sign(KEY, sender.chain[0], third)))
 

@@ -23,7 +23,7 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from tt_cli.swarm.records.record_chain import FIELDS, Chain
+from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
@@ -140,7 +140,7 @@ class DHTNode(hivemind_node.DHTNode):
     async def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None, **more: Any) -> bool:
         """As hivemind does. Of a peer's record that the nodes have only what changed is sent: see record_chain.py."""
         place = DHTID.generate(source=key)
-        if isinstance(value, dict) and value.keys() == set(FIELDS):
+        if isinstance(value, dict) and value.keys() == NUMBERS.keys():
             value = {**value, "session": self.protocol.session.public}
             if (chain := self.protocol.with_pulse(place, subkey, value, expiration_time)) is not None:
                 return await self._renew(place, subkey, chain)

@@ -20,16 +20,19 @@ from hivemind.dht.storage import DHTLocalStorage
 
 from tt_cli.swarm.records.peer_record import PeerRecord
 
-FIELDS = tuple(PeerRecord.model_fields)
-NUMBERS = {name: number for number, name in enumerate(FIELDS)}
+FIELDS = dict(enumerate(PeerRecord.model_fields))  # by the numbers that pulses give them
+NUMBERS = {name: number for number, name in FIELDS.items()}
 FIXED = {"peer_id", "pass_text", "session", "time"}  # a pulse leaves them as they are; its time follows from its end
 MOST_LINKS, MOST_CHANGED = 3, 2**9  # of a chain; bytes of the fields in a pulse
 SIGNATURE = 64
 
 
 class Link(NamedTuple):
-    """until: to when the record lasts, in Unix seconds. since: `until` of the link on which this builds, 0 for a whole
-    record. data: that record with its signature, or fields by their numbers in MessagePack and then the signature."""
+    """A whole record, or a pulse. until: to when the record lasts, in Unix seconds, as this one says.
+
+    since: `until` of the link on which a pulse builds, 0 for a whole record. data: that record with its signature, or
+    a pulse's fields by their numbers in MessagePack, and then the signature.
+    """
 
     until: float
     since: float
@@ -82,7 +85,7 @@ def _signed(key: bytes, whole: Link, pulse: Link, changed: bytes) -> bytes:
 
 
 def _written(old: dict[str, Any], new: dict[str, Any]) -> bytes:
-    changed = {NUMBERS[name]: new[name] for name in FIELDS if new[name] != old[name] and name != "time"}
+    changed = {number: new[name] for number, name in FIELDS.items() if new[name] != old[name] and name != "time"}
     digest = changed.get(NUMBERS["digest"], "?")
     if len(digest) == 64:
         changed[NUMBERS["digest"]] = bytes.fromhex(digest)  # half as long
