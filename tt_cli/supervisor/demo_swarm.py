@@ -52,7 +52,8 @@ def run_demo(
         def saved() -> list[Saved]:
             return [event for event in aux.of(Saved) if event.epoch >= total]
 
-        if not swarm.wait(lambda: bool(saved()), LAST_STATE_SECONDS):
+        swarm.wait(lambda: bool(saved()) or not aux.running, LAST_STATE_SECONDS)
+        if not saved():
             raise TTError(f"the auxiliary peer did not get the last state: see {aux.worker.log}")
         seconds = time.monotonic() - started
         swarm.leave(*swarm.members)
