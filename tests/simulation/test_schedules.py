@@ -98,6 +98,9 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(320191, "reducer"),
     Schedule.drawn(320217, "liar"),
     Schedule.drawn(320183, "everything"),
+    Schedule.drawn(500264, "pair"),
+    Schedule.drawn(500392, "locks"),
+    Schedule.drawn(500469, "restart"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 

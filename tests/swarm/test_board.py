@@ -71,6 +71,21 @@ def test_who_is_on_the_way_in_does_not_count_and_who_is_late_does(board: PeerDir
     assert board.trainers() == {"a", "late"}
 
 
+def test_who_is_two_steps_ahead_is_not_gone_and_who_was_never_a_member_does_not_count(
+    board: PeerDirectory, clock: SteppedClock
+) -> None:
+    """The records of the dead hold the middle back: a peer that missed two steps would think that it is alone."""
+    dead = [record(name, vote=True) for name in "bcde"]
+    see(board, record("a", vote=True), record("client", vote=True, client_mode=True), *dead)
+    clock.now += 40
+    ahead = {"epoch": 7, "digest": "cc", "vote": True, "time": clock.now}
+    see(board, record("a", **ahead), record("x", **ahead), record("client", **ahead, client_mode=True))
+    assert board.trainers() == {"a", *"bcde"}
+    clock.now += 61
+    see(board, record("a", **{**ahead, "epoch": 8, "time": clock.now}))
+    assert board.trainers() == {"a"}, "the view goes on when the others' records have expired"
+
+
 def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDirectory, clock: SteppedClock) -> None:
     board.met(["c", "d"])
     see(board, record("a"))

@@ -129,3 +129,15 @@ def test_all_find_the_same_leader_among_those_who_accept_connections() -> None:
     (plan,) = {RoundPlan.of("5_aa", some, {}) for some in (records, records[::-1])}
     assert plan.leader == leader_of("5_aa", MEMBERS[1:]) and plan.members == set(MEMBERS)
     assert RoundPlan.of("5_aa", records[:1], {}).leader == ""
+
+
+def test_newcomers_seek_the_leader_that_those_seek_who_have_made_steps() -> None:
+    records = [record(peer_id=name, vote=name in "ab") for name in MEMBERS]
+    for step in range(32):
+        veterans = RoundPlan.of(f"{step}_aa", records, dict.fromkeys(MEMBERS, 1))
+        assert veterans.leader == RoundPlan.of(f"{step}_aa", records, {"a": 1, "b": 1}).leader
+
+
+def test_nobody_leads_every_round_because_nobody_else_votes() -> None:
+    records = [record(peer_id=name, vote=name == "a") for name in MEMBERS]
+    assert {RoundPlan.of(f"{step}_aa", records, {}).leader for step in range(256)} == set(MEMBERS)

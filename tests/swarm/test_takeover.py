@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tt_cli.swarm.catch_up import CatchUp, DownloadProgress
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState
-from tt_cli.swarm.state.bridge import NoState, StateBuffer
+from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer
 
 
 class NobodyGives:
@@ -132,3 +133,26 @@ def test_the_state_of_who_handed_over_a_false_one_is_nobodys_goal() -> None:
     assert not mine.attainable(view).leads(0, "aa")
     for few in ([liar], [liar, honest[0]]):
         assert mine.attainable(SwarmState.of(few)).records == tuple(few), "this peer is as likely the one that is wrong"
+
+
+class GivesAnOldState(NobodyGives):
+    """Who was ahead has begun anew, and hands over what it has now."""
+
+    traffic = 0, 0
+
+    def __init__(self, state: TrainedState):
+        self.state = state
+
+    def take_state(self, *asked: object, **more: object) -> Any:
+        buffer = StateBuffer.new()
+        tree = self.state.write_into(buffer.write)
+        return SimpleNamespace(tree=tree, chunks=Chunks(tree, range(len(tree)), buffer))
+
+
+def test_who_goes_forward_takes_no_state_that_it_has_left_behind() -> None:
+    mine = trained(steps=3)
+    before = mine.digest
+    averager: Any = GivesAnOldState(trained(steps=2))
+    taking = CatchUp("me", averager, LockedState(mine), lambda event: None)
+    assert not taking.catch_up(SwarmState.of([record("a", epoch=4, digest="ee", vote=True)]), quiet)
+    assert (mine.epoch, mine.digest) == (3, before)

@@ -77,7 +77,8 @@ class CatchUp:
             if self.make_steps(view):
                 return True
         show("syncing", f"taking over step {view.epoch}")
-        return self.take_state() or self._take_published(
+        least = min(self._state.epoch, view.epoch)  # a member that began anew may hand over what this peer left behind
+        return self.take_state(lambda tree: tree.step >= least) or self._take_published(
             lambda step, digest: (step, digest) == (view.epoch, view.digest)
         )
 

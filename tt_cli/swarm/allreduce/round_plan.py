@@ -67,11 +67,14 @@ class RoundPlan:
     ) -> RoundPlan:
         """A round of the peers of these records, led by one of those that accept connections, who has a voice if any.
 
-        voices, turn: see `RoundPlan` and `leader_of`.
+        And votes, if more do than may lie: newcomers know no others. voices, turn: see `RoundPlan` and `leader_of`.
         """
         members = frozenset(record.peer_id for record in records)
-        able = [record.peer_id for record in records if not record.client_mode]
-        leader = leader_of(state_key, [peer for peer in able if voices.get(peer)] or able, turn)
+        able = [record for record in records if not record.client_mode]
+        able = [record for record in able if voices.get(record.peer_id)] or able
+        voting = [record for record in able if record.vote]
+        leading = voting if len(voting) > liars_among(len(able)) else able
+        leader = leader_of(state_key, [record.peer_id for record in leading], turn)
         swarm = sum(voices.values()) if voices else len(members)
         return cls(state_key, members, leader, swarm, voices)
 

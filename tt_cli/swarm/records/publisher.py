@@ -351,7 +351,9 @@ class PeerDirectory:
         now = self._clock.monotonic()
         until = now + self._run.swarm.statistics_expiration
         here = {record.peer_id for record in view.trainers()}
-        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in here}
+        ahead = {r.peer_id for r in view.records if r.averages and not r.client_mode and r.epoch > view.epoch}
+        seen = here | ahead  # who is far ahead is not gone: the records of the dead may hold the middle back
+        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in seen}
         gone |= self._refused
         with self._lock:
             left = {record.peer_id for record, _ in self._known.values() if record.left}
