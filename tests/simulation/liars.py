@@ -123,7 +123,8 @@ class Turned:
         if method != "rpc_aggregate_part!":
             transfers = [phase.allreduce for phase in rounds[-1].phases]
             told = next((one for one in transfers if one.group_id == group_of(message)), None)
-            return message if told is None else self._status(told, message)
+            kept = told is not None and told.store.parts == told.parts  # not of another cut, as of a later transfer
+            return self._status(told, message) if kept else message
         place = self._sent[allreduce.group_id, peer]
         self._sent[allreduce.group_id, peer] += 1
         if place < len(allreduce._own) and message.tensor_part.buffer:
