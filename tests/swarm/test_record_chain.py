@@ -13,7 +13,7 @@ from swarm.test_dht_protocol import Nodes, run, started, values
 
 from tt_cli.swarm.records.dht_protocol import tag_of
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.record_chain import MOST_CHANGED, NUMBERS, BrokenChain, Chain, Link, Session, grown, opened
+from tt_cli.swarm.records.record_chain import NUMBERS, BrokenChain, Chain, Link, Session, grown, opened
 from tt_cli.swarm.wire import RENEWAL, RENEWED
 
 KEY = DHTID.generate(source="key").to_bytes()
@@ -148,7 +148,6 @@ def test_what_a_session_signs_is_a_record_of_its_peer_all_the_same(changed: obje
     pulse = Link(UNTIL + 1.0, UNTIL, data)
     signed = pulse._replace(data=data + signer.sign(KEY, sender.chain[0], pulse))
     assert refused(sender, signed)
-    assert len(data) <= MOST_CHANGED or isinstance(changed, dict)
 
 
 def test_a_chain_grows_no_longer(sender: Sender) -> None:

@@ -91,8 +91,9 @@ Held = Annotated[bytes, Field(max_length=16 * MOST_HELD), AfterValidator(_in_six
 RECORDS_REQUEST = Form("request for records", tuple[Key, Held], (bytes(20), bytes(32)), most=2**17)
 """(key, for each record that the caller has 8 bytes of its owner's hash and 8 of the time until which it lasts)"""
 
+MOST_LINKS = 3  # of a record: see records/record_chain.py
 Time = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]
-Links = Annotated[tuple[tuple[Time, Time, bytes], ...], Field(min_length=1, max_length=3)]  # record_chain.py
+Links = Annotated[tuple[tuple[Time, Time, bytes], ...], Field(min_length=1, max_length=MOST_LINKS)]
 LINKS_EXAMPLE = ((1e9, 0.0, b"record"), (1e9 + 1, 1e9, b"pulse"))
 
 RECORDS_ANSWER = Form(

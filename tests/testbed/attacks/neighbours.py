@@ -26,6 +26,8 @@ Answer = Callable[[DHTID, PeerID], dht_pb2.FindResult]
 class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by this name
     """hivemind's own with the id that it was given. It keeps nothing, and says that it does."""
 
+    _rpc_handlers = _stub_type = None  # not those of hivemind's class, where a stub of that was made before
+
     answer: Answer
     records: tuple[Any, ...] = (False, ())  # nothing is newer than what the caller has
     silent = False

@@ -136,11 +136,11 @@ class DHTProtocol(protocol.DHTProtocol):
         return self.read[key]
 
     def opened(self, key: DHTID, subkey: Any, chain: Chain) -> Any:
-        """What a record says. Raises BrokenChain."""
+        """The fields of a record as they are now. Raises BrokenChain."""
         return opened(self._whole(key, subkey, chain[0]), chain)
 
     def _whole(self, key: DHTID, subkey: Any, link: Link) -> Any:
-        """What a whole record says, without its signature."""
+        """The fields of a whole record, without its signature."""
         value, record = link.data, (key.to_bytes(), MSGPackSerializer.dumps(subkey), link.data, link.until)
         if self.record_validator is not None:
             value = self.record_validator.strip_value(DHTRecord(*record))
@@ -159,7 +159,7 @@ class DHTProtocol(protocol.DHTProtocol):
             return None
 
     def checked(self, key: DHTID, subkey: Any, sent: Iterable[tuple[float, float, bytes]]) -> Chain:
-        """What this node has read of a record and these links, all checked. Raises BrokenChain."""
+        """The links that this node has read of a record, and these, all checked. Raises BrokenChain."""
         known = self.read[key].get(subkey)
         chain: Chain = known.value if known else ()
         for link in itertools.starmap(Link, sent):

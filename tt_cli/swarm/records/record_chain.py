@@ -19,11 +19,12 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage
 
 from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.wire import MOST_LINKS
 
 FIELDS = dict(enumerate(PeerRecord.model_fields))  # by the numbers that pulses give them
 NUMBERS = {name: number for number, name in FIELDS.items()}
 FIXED = {"peer_id", "pass_text", "session", "time"}  # a pulse leaves them as they are; its time follows from its end
-MOST_LINKS, MOST_CHANGED = 3, 2**9  # of a chain; bytes of the fields in a pulse
+MOST_CHANGED = 2**9  # bytes of the fields in a pulse
 SIGNATURE = 64
 
 
@@ -47,7 +48,7 @@ class BrokenChain(ValueError):
 
 
 class ChainStorage(DHTLocalStorage):
-    """What a node keeps, as links: a record that is stored whole is one."""
+    """A node's records, as links: one that is stored whole is one link."""
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes | Chain, expiration_time: float) -> bool:
         """As hivemind's does."""
@@ -56,7 +57,7 @@ class ChainStorage(DHTLocalStorage):
 
 
 def opened(whole: Any, chain: Chain) -> Any:
-    """What a record says now. whole: its first link without the signature. Raises BrokenChain."""
+    """The fields of a record as they are now. whole: those of its first link, unsigned. Raises BrokenChain."""
     for pulse in chain[1:]:
         changed = _read(pulse.data[:-SIGNATURE])
         whole = {**whole, **changed, "time": whole["time"] + pulse.until - pulse.since}
@@ -79,7 +80,7 @@ def grown(key: bytes, whole: Any, chain: Chain, pulse: Link) -> Chain:
 
 
 def _signed(key: bytes, whole: Link, pulse: Link, changed: bytes) -> bytes:
-    """What the session signs."""
+    """The bytes that a session signs."""
     of = blake2b(whole.data, digest_size=32).digest()
     return b"tt-pulse-1" + bytes(msgpack.packb((key, of, whole.until, pulse.until, pulse.since, changed)))
 
