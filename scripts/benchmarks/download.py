@@ -57,9 +57,7 @@ class Peer:
         self.dht = start_dht(self.run, self.identity, initial_peers=known, host=host)
         self.addresses = addresses_of(self.dht)
         read_tree = partial(StateTree.parse, identity=self.run.identity, shapes=self.shapes)
-        self.averager = Averager(
-            self.run, self.dht, self.identity.key, {}, source=lambda: self.held, read_tree=read_tree
-        )
+        self.averager = Averager(self.run, self.dht, self.identity, {}, source=lambda: self.held, read_tree=read_tree)
         self.board = PeerDirectory(self.run, self.dht, self.identity)
         self.board.start()
 

@@ -167,7 +167,7 @@ class OurPeer:
         self.address = addresses_of(self.dht)[0]
         line = BandwidthLimiter(meter=UploadMeter(partial(acknowledged_bytes, self.dht.pid)))
         sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes, "line": line}
-        self.averager = Averager(run, self.dht, me.key, sizes, **sharing)
+        self.averager = Averager(run, self.dht, me, sizes, **sharing)
         self.gradients = dict(zip(sizes, place.gradients(), strict=True))
         self.members: list[str] = []
 

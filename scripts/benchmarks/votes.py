@@ -3,19 +3,23 @@
 A round of so many members that accept connections, at the size of the paper's model. In settling each tells each other
 one its signed vote twice, as it asks and as it answers, and checks all that it is told; no message waits for that which
 did not travel before. Measured are the bytes of a vote, and the time to sign and to check one, with keys of the size
-that peers have. Beside them, on one thread, the least that a round takes of a member: to encode its gradient, to hash
-it, to add up the parts that it reduces, and to hash and decode the average. Clipping, libp2p and the kernel come on top
-of that, so the share of a real round is smaller.
+that peers have, and to write one down, as every member does before it shows its own. Beside them, on one thread, the
+least that a round takes of a member: to encode its gradient, to hash it, to add up the parts that it reduces, and to
+hash and decode the average. Clipping, libp2p and the kernel come on top of that, so the share of a real round is
+smaller.
 
-JSON keys: vote_bytes; sign_ms and check_ms; votes_of_bytes, what a member sends of votes over all that it sends;
-votes_of_cpu, what its votes take over what it takes for the least of the rest; elements and members.
+JSON keys: vote_bytes; sign_ms, check_ms and keep_ms; votes_of_bytes, what a member sends of votes over all that it
+sends; votes_of_cpu, what its votes take over what it takes for the least of the rest; elements and members.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,7 +27,9 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.messages import RoundName, SignedVote, Signer, average_hash, open_envelope
+from tt_cli.swarm.allreduce.commit import LastVote
+from tt_cli.swarm.allreduce.messages import Lock, RoundName, SignedVote, Signer, average_hash, open_envelope
+from tt_cli.swarm.ballot import Ballot
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import PART_ELEMENTS, GradientBuffer, Partition
 from tt_cli.task import task_of
@@ -61,6 +67,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     sign = seconds(lambda: vote.sign(signer), times)
     check = seconds(lambda: SignedVote.read(envelope, open_envelope), times)
 
+    parts = tuple(number.to_bytes(16, "big") for number in range(elements // PART_ELEMENTS + args.members))
+    with TemporaryDirectory() as folder:
+        kept = (LastVote(name.state_key, Lock(0, n, n, (1,) * args.members), parts) for n in itertools.count(1))
+        ballot = Ballot(Path(folder, "trainer.vote"))
+        keep = seconds(lambda: ballot.keep(next(kept)), times)
+
     part, total = torch.randn(PART_ELEMENTS) * 1e-3, torch.zeros(PART_ELEMENTS)
     large = codec.of(True)
     encoded = bytes(large.encode(part))
@@ -76,6 +88,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "vote_bytes": len(envelope),
         "sign_ms": 1e3 * sign,
         "check_ms": 1e3 * check,
+        "keep_ms": 1e3 * keep,
         "votes_of_bytes": votes / (sent + votes),
         "votes_of_cpu": (sign + 2 * others * check) / least,
         "elements": elements,

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -25,10 +26,12 @@ from hivemind.proto import averaging_pb2
 from simulation.virtual import Answer
 
 from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import NotProven, Signer
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.sampling import AuditSampler
 from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.ballot import Ballot, packed, unpacked
 
 RETRY_SECONDS = 0.1
 peer_of, peer_at = functools.lru_cache(PeerID.from_base58), functools.lru_cache(PeerID)
@@ -71,6 +74,19 @@ class MemoryEvidence:
 
     def keep(self, guilty: str, packed: bytes) -> bool:
         return self._kept.setdefault(guilty, packed) is packed
+
+
+class MemoryBallot(Ballot):
+    """Its file is in the memory of the network, and outlives its process."""
+
+    def __init__(self, files: dict[Path, bytes], path: Path):
+        self._files, self._path = files, path
+
+    def read(self) -> LastVote:
+        return unpacked(self._files[self._path]) if self._path in self._files else LastVote()
+
+    def keep(self, vote: LastVote) -> None:
+        self._files[self._path] = packed(vote)
 
 
 class Control(Answer):
@@ -250,9 +266,10 @@ class SimulatedAverager(Averager, InMemoryAverager):
 
     future_type = Answer
 
-    def __init__(self, run: Any, dht: Any, key: Any, shapes: Any, **more: Any):
-        super().__init__(run, dht, key, shapes, **more)
+    def __init__(self, run: Any, dht: Any, identity: Any, shapes: Any, **more: Any):
         network, me = dht.node.network, str(dht.peer_id)
+        self.ballot_type = functools.partial(MemoryBallot, network.files)
+        super().__init__(run, dht, identity, shapes, **more)
         self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)
         sampler = AuditSampler(random.Random(network.entropy.random()))
         self.audits = Audits(run, rules, self._rounds, self._auditor, self._knows, MemoryEvidence(), sampler)  # type: ignore[arg-type]

@@ -220,8 +220,8 @@ class Watch:
         for state, went in self.history.items():
             for digest, numbers in went.items():
                 if len(went) > 1 and (state[0] + 1, digest) not in kept:
-                    count += 1
                     held = any(m.alive and m.keeps for m in self.machines if m.number in numbers)
+                    count += held
                     if held and 2 * len(numbers) > sum(machine.honest for machine in self.machines):
                         raise Violation(f"durability: step {state[0] + 1}, which {sorted(numbers)} made, is lost")
         return count

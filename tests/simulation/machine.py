@@ -52,6 +52,11 @@ class Key:
 key_of = functools.lru_cache(Key)
 
 
+def identity_of(number: int) -> Any:
+    """In the place of an `Identity`."""
+    return SimpleNamespace(key=key_of(number), peer_id=key_of(number).peer_id, path=Path(f"{number}.key"))
+
+
 class SimulatedRun(DalleRun):
     """A run whose identity need not be computed at each look."""
 
@@ -161,10 +166,9 @@ class Machine:
         self.process.run(self._begin(node))
 
     async def _begin(self, node: Node) -> None:
-        self.clock, key = VirtualClock(self._skew), key_of(self.number)
+        self.clock, identity = VirtualClock(self._skew), identity_of(self.number)
         membership = Admission(self.run)
         dht: Any = Dht(node, membership, self.client)
-        identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
         first = key_of(0 if self.number else 1).peer_id
         known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []

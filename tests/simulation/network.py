@@ -16,6 +16,7 @@ import struct
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -77,6 +78,7 @@ class Network:
     ):
         self.entropy, self.line, self.cuts, self.slow, self.lines = entropy, line, cuts, slow, lines
         self.nodes: dict[PeerID, Node] = {}
+        self.files: dict[Path, bytes] = {}  # on all machines' disks
         self.records: dict[str, dict[Any, list[tuple[float, int, Any, DHTExpiration]]]] = defaultdict(dict)
         self.log: list[tuple[float, int, int, str, str]] | None = None
         self.digest = hashlib.sha256()

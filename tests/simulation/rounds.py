@@ -15,7 +15,7 @@ import torch
 from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
 from simulation.lines import MBIT, Lines, Rate
-from simulation.machine import key_of, measured_line, run_of
+from simulation.machine import identity_of, measured_line, run_of
 from simulation.network import Dht, Line, Network, Node
 from simulation.state import read_tree
 from simulation.virtual import Process, VirtualClock
@@ -39,13 +39,13 @@ class LinedPeer:
     """One machine with the real averager. gradients: name → tensor, the same for all."""
 
     def __init__(self, network: Network, number: int, run: RunConfig, gradients: Mapping[str, torch.Tensor]):
-        self.process, key = Process([]), key_of(number)
-        self.name, limiter, clock = key.peer_id, measured_line(network, number), VirtualClock()
+        self.process, identity = Process([]), identity_of(number)
+        self.name, limiter, clock = identity.peer_id, measured_line(network, number), VirtualClock()
         node = Node(network, number, PeerID.from_base58(self.name), self.process, limiter)
         dht: Any = Dht(node, Admission(run), client_mode=False)
         shapes = {name: gradient.shape for name, gradient in gradients.items()}
         sharing: dict[str, Any] = {"source": lambda: None, "read_tree": read_tree, "line": limiter, "clock": clock}
-        self.averager, self._clock = SimulatedAverager(run, dht, key, shapes, **sharing), clock
+        self.averager, self._clock = SimulatedAverager(run, dht, identity, shapes, **sharing), clock
         for name, gradient in gradients.items():
             self.averager.local.encode(name, gradient, 1)
 

@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.25
 WRITING_SECONDS = 2.0  # between two records of who does not exist
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
-FORGETTING = {"crash", "client", "death", "liar", "phantoms"}  # faults after which a step may be overruled
+FORGETTING = {"liar", "phantoms"}  # faults after which a step may be overruled
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
@@ -48,7 +48,7 @@ METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_
 class Scenario:
     """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
     cut_seconds: of a cut, at most. moments: cuts that begin with a certain message of the protocol.
-    deaths: crashes and hangs that do.
+    deaths: crashes and hangs that do. newest: who crashes begins again from its newest state.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
     third of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
@@ -62,6 +62,7 @@ class Scenario:
     moments: int = 0
     deaths: int = 0
     crashes: int = 0
+    newest: bool = False
     stops: int = 0
     slow: int = 0
     clients: int = 0
@@ -100,6 +101,7 @@ SCENARIOS = {
     ),
     "phantoms": Scenario(phantoms=12, crashes=1, loss=0.001, sizes=(2, 3, 4, 5)),
     "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),
+    "ballot": Scenario(moments=3, cuts=1, crashes=3, newest=True, sizes=(4, 4, 5)),
     "backup": Scenario(
         deaths=3,
         liars=("noise", "mute", "repeat", "broken", "unsigned", "wrong", "two-faced"),
@@ -114,7 +116,8 @@ class Fault:
     """One thing that goes wrong. kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms.
 
     about: numbers of members; of a death or a silence, who sends the message. how: of these and a moment, the method
-    with whose message it begins, and its number; stop: after how many seconds it is over.
+    with whose message it begins, and its number; stop: after how many seconds it is over. Of a crash: "for good", or
+    "newest" where the backup is of the state that the member held last.
     """
 
     kind: str
@@ -153,7 +156,8 @@ class Schedule:
             what = f"{entropy.choice(METHODS)} {entropy.randint(1, 16 * count)}"
             faults.append(Fault("moment", group, stop=entropy.uniform(0.3, 6.0), how=what))
         for _ in range(entropy.randint(0, most.crashes)):
-            faults.append(Fault("crash", (entropy.randrange(count),), *times(6.0), entropy.choice(["", "for good"])))
+            crash = (entropy.randrange(count),), *times(6.0)
+            faults.append(Fault("crash", *crash, "newest" if most.newest else entropy.choice(["", "for good"])))
         for _ in range(entropy.randint(0, most.stops)):
             faults.append(Fault("stop", (entropy.randrange(count),), *times(4.0)))
         for _ in range(entropy.randint(0, most.slow)):
@@ -324,6 +328,8 @@ async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.start / 2)
     machine.backup = machine.state.epoch, machine.state.digest
     await asyncio.sleep(fault.start / 2)
+    if fault.how == "newest":
+        machine.backup = machine.state.epoch, machine.state.digest
     machine.kill()
     await asyncio.sleep(fault.stop - fault.start)
     if fault.how != "for good":

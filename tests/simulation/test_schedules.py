@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 210, "split": 140, "moment": 140},
     **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50},
-    **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50},
+    **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30},
     **{"liar": 70, "donor": 50, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly
@@ -101,6 +101,17 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(500264, "pair"),
     Schedule.drawn(500392, "locks"),
     Schedule.drawn(500469, "restart"),
+    Schedule(
+        2,
+        "ballot",
+        4,
+        (
+            Fault("moment", (0, 1), stop=5.0, how="rpc_settle 28"),
+            Fault("cut", (2,), 10.04, 16.0),
+            Fault("crash", (0,), 10.1, 10.4, "newest"),
+            Fault("crash", (1,), 10.1, 10.4, "newest"),
+        ),
+    ),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 

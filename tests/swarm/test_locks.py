@@ -19,6 +19,7 @@ from tt_cli.swarm.allreduce.messages import Lock
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.votes import locked_by
+from tt_cli.swarm.ballot import packed, unpacked
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
 ONE, OTHER = ((1, 1), bytes(31) + b"1"), ((2, 1), bytes(31) + b"2")
@@ -67,8 +68,10 @@ class Deaf(Member):
 class Again(Member):
     """The same member in the next round. before: its outcome of the first one, None for who was not in that.
 
-    claims: numbers of those who said in their joins that they had voted in it.
+    claims: numbers of those who said in their joins that they had voted in it. begun_again: its process ended since.
     """
+
+    begun_again = False
 
     def __init__(
         self,
@@ -84,12 +87,13 @@ class Again(Member):
     def prepare(self) -> None:
         super().prepare()
         made = self.allreduce
-        store = self.store = self.before.store if self.before else self.store
+        store = self.store = self.before.store if self.before and not self.begun_again else self.store
         name = replace(NAME, group_id=bytes(32))
         claims = frozenset(str(PEERS[number]) for number in self.claims)
         group = replace(made.group, name=name, shares=self.shares, locked=self.locked, attempt=2, claims=claims)
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], made._local, made.weight, store, "mean")
-        before = self.before and self.before.commit
+        before = self.before and self.before.commit.last_vote(self.locked)
+        before = unpacked(packed(before)) if before and self.begun_again else before
         self.commit = self.commit_type(self.allreduce, {"samples": 0, "loss": 0.0}, before)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
@@ -135,6 +139,21 @@ def test_gradients_count_for_those_who_gave_them_and_no_others(dropped: list[Out
     assert [result.given for result in outcomes] == [True, True, False]
     assert [said["samples"] for said in outcomes[2].members.values()] == [10, 20, 0]
     assert {result.share for result in outcomes} == {None} and not outcomes[0].failed
+
+
+class BegunAgain(Again):
+    begun_again = True
+
+
+def test_who_began_again_since_votes_as_it_did_and_fetches_what_it_lost(dropped: list[Outcome]) -> None:
+    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    kinds = (Again, BegunAgain, BegunAgain)
+    outcomes = run_round(*(kind(n, locked, shares, dropped[n], (0, 1, 2)) for n, kind in enumerate(kinds)))
+    assert {bytes(outcome.store.buffer.dump()) for outcome in outcomes} == {bytes(dropped[0].store.buffer.dump())}
+    found = results(outcomes)
+    assert [result.given for result in found] == [True, False, False], "what it held then is gone"
+    assert [result.complete for result in found] == [True] * 3 and not any(result.rejected for result in found)
+    assert [said["samples"] for said in found[0].members.values()] == [10, 20, 70]
 
 
 class Boaster(Again):

@@ -50,9 +50,7 @@ class Peer:
         self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1", client_mode=client)
         stack.callback(stop_dht, self.dht)
         read_tree = partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
-        self.averager = Averager(
-            run, self.dht, self.identity.key, {}, source=self._source, read_tree=read_tree, line=line
-        )
+        self.averager = Averager(run, self.dht, self.identity, {}, source=self._source, read_tree=read_tree, line=line)
         stack.callback(self.averager.shutdown)
         self.board = PeerDirectory(run, self.dht, self.identity)
         self.board.start()

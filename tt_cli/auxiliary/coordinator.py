@@ -73,7 +73,7 @@ class Coordinator:
         closing.callback(dht_node.stop_dht, dht)
         closing.enter_context(dht_node.daemon_watched(dht))
         shapes, read_tree = keeper.trained.shapes(), keeper.trained.read_tree
-        self._averager = Averager(run, dht, identity.key, shapes, source=keeper.hand_over, read_tree=read_tree)
+        self._averager = Averager(run, dht, identity, shapes, source=keeper.hand_over, read_tree=read_tree)
         closing.callback(self._averager.end)
         self._directory = PeerDirectory(run, dht, identity)
         closing.callback(self._directory.stop)

@@ -14,7 +14,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
@@ -27,7 +28,6 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
-from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
@@ -36,7 +36,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
-from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES, Lock, RoundName, RoundRules, SignedJoin, Signer, voters
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -56,9 +56,11 @@ from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.allreduce.votes import group_of, liars_among, locked_by
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.work import WorkAudits
+from tt_cli.swarm.ballot import Ballot
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
+from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.consensus import shared_voices
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
@@ -74,34 +76,22 @@ LAST_ATTEMPT = 2**32 - 1  # that a message has room for
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
-@dataclass(frozen=True)
-class LastVote:
-    """The last vote of this peer in rounds from the newest state. commit: of the round in which it voted, if any.
-
-    stuck_at: since when it is known that the group which should repeat it has not got all of it.
-    """
-
-    state_key: str = ""
-    lock: Lock = Lock()
-    commit: CommitProtocol | None = None
-    stuck_at: float = math.inf
-
-
 class Averager(StateBridge, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
-    key: of this peer, with which it signs what it sends and what it reduces. shapes: name → shape of the gradients;
+    identity: of this peer, whose key signs what it sends and what it reduces. shapes: name → shape of the gradients;
     empty for a peer that only hands out state. local: this peer's mean gradient. store: the last average. source,
     read_tree: see StateBridge. line: caps on traffic, if there are any.
     """
 
     allreduce_type, commit_type, rendezvous_type = AllReduce, CommitProtocol, LeaderRendezvous
+    ballot_type: Callable[[Path], Ballot] = Ballot
 
     def __init__(
         self,
         run: RunConfig,
         dht: DHT,
-        key: RSAPrivateKey,
+        identity: Identity,
         shapes: Mapping[str, torch.Size],
         *,
         source: StateSource,
@@ -118,7 +108,9 @@ class Averager(StateBridge, DecentralizedAverager):
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._seeking = longest_search(run.swarm.matchmaking_time)
-        self._kept = "", Lock()  # the state of the last round, and what the next join says of it
+        self._ballot = self.ballot_type(identity.path.with_suffix(".vote"))
+        self._voted = self._ballot.read()
+        self._kept = self._voted.state_key, self._voted.lock  # of the last round, for the next join
         self._roster = 0  # bytes of the joins that this peer sends as the leader that it is now
         # in the averager's process:
         self._plan = RoundPlan()
@@ -127,13 +119,12 @@ class Averager(StateBridge, DecentralizedAverager):
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
         self._rounds: dict[bytes, CommitProtocol] = {}
-        self._voted = LastVote()
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
         self._places = Places(SETTLING, MOST_SETTLING)
         self._work = WorkAudits()
-        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor, self._knows)
+        self.signer, self.audits = Signer(identity.key), Audits(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
@@ -391,13 +382,13 @@ class Averager(StateBridge, DecentralizedAverager):
         last = self._voted if self._voted.state_key == key else LastVote(key)
         if average := commit.voted:
             stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
-            lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=average)
-            last = LastVote(key, lock, commit, stuck_at)
+            last = commit.last_vote(average, stuck_at)
             # nobody here has all of it; who is away may have made it a step, and be cut off for a while
             away = (commit.voting & self._plan.voices.keys()).difference(map(str, group.members))
             if now >= stuck_at + (group.longest if away else 0.0):
                 last = LastVote(key)
         self._voted = last = replace(last, lock=replace(last.lock, attempt=group.attempt))
+        self._ballot.keep(last)
         return key, last.lock
 
     def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
@@ -438,10 +429,10 @@ class Averager(StateBridge, DecentralizedAverager):
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
         if not made:
-            return self.commit_type(allreduce, said)
+            return self.commit_type(allreduce, said, keep=self._ballot.keep)
         last = self._voted
         mine = last.state_key == state_key and (last.lock.shares, last.lock.average) == made
-        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, last.commit if mine else None)
+        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, last if mine else None, self._ballot.keep)
 
     async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""

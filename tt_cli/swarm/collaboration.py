@@ -117,7 +117,7 @@ class Collaboration:
         self.averager = network.averager(
             run,
             dht,
-            identity.key,
+            identity,
             shapes,
             source=self.state.snapshot,
             read_tree=shared.read_tree,

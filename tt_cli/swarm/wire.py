@@ -207,6 +207,13 @@ VOTE = Form(
 )
 """("vote", run, state key, group id, hash of the whole average: of its shares and the hashes of its parts)"""
 
+LAST_VOTE = Form(
+    "last vote",
+    tuple[str, Count, Count, Shares, Hashes, dict[str, Any], tuple[PeerId, ...]],
+    ("5_ab", 2, 1, (1, 1), bytes(32), {"samples": 4, "loss": 1.0}, ("somebody",)),
+)
+"""(state key, the last attempt, that of the vote, or 0, cut, votes on the parts, what was said, members): on disk"""
+
 COMMITMENT = Form(
     "commitment",
     tuple[Literal["averages"], str, str, bytes, Shares, int, int, bytes, Hashes],

@@ -29,7 +29,8 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -39,7 +40,7 @@ from hivemind.utils import get_logger
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, Opening, SignedVote, average_hash
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Lock, NotProven, Opening, SignedVote, average_hash
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.allreduce.votes import Agreement, PartStatus, agree, group_of, read_status
 from tt_cli.swarm.clock import loop_time
@@ -57,11 +58,29 @@ PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 
 
+@dataclass(frozen=True)
+class LastVote:
+    """The last vote of this peer in rounds from one state.
+
+    lock: what its joins say of it. votes: on the parts. said, voting: see `CommitProtocol`. commit: the round in which
+    it voted, None once its process has ended. stuck_at: since when it is known that the group which should repeat the
+    average has not got all of it.
+    """
+
+    state_key: str = ""
+    lock: Lock = Lock()
+    votes: tuple[bytes, ...] = ()
+    said: dict[str, Any] = field(default_factory=dict)
+    voting: frozenset[str] = frozenset()
+    commit: CommitProtocol | None = None
+    stuck_at: float = math.inf
+
+
 class CommitProtocol:
     """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
 
-    said: what this member says about itself. before: where the group repeats an average, the round in which this member
-    voted for it last, None where it did not.
+    said: what this member says about itself. before: where the group repeats an average, this member's last vote for
+    it, None without one. keep: writes its vote down before others are shown it.
 
     statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
@@ -72,7 +91,13 @@ class CommitProtocol:
     member was not in that. voting: peer ids of the members of all rounds with this average, as far as it was in them.
     """
 
-    def __init__(self, allreduce: AllReduce, said: dict[str, Any], before: CommitProtocol | None = None):
+    def __init__(
+        self,
+        allreduce: AllReduce,
+        said: dict[str, Any],
+        before: LastVote | None = None,
+        keep: Callable[[LastVote], None] = lambda vote: None,
+    ):
         self._asks_until, self._ends = (loop_time() + share * allreduce.group.longest for share in (ASKING, ENDING))
         self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
@@ -81,7 +106,7 @@ class CommitProtocol:
         self.proofs, self.double = dict[str, bytes](), dict[str, bytes]()
         self.heard_at: dict[str, float] = {}
         self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
-        self._said, self._waited = said, dict[str, float]()
+        self._said, self._waited, self._keep = said, dict[str, float](), keep
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
         self._votes, self._signed = [MISSING] * len(allreduce.parts), b""
@@ -89,8 +114,9 @@ class CommitProtocol:
         self.origin: CommitProtocol | None = None if self._locked else self
         self.voting = frozenset(map(str, self.members))
         if before is not None:
-            self.origin, self.voting = before.origin, self.voting | before.voting
-            self._said, self._votes, allreduce.hashes = before._said, list(before.phases[-1]._votes), before._hashes
+            self.voting, self._said, self._votes = self.voting | before.voting, before.said, list(before.votes)
+        if before is not None and (made := before.commit) is not None:
+            self.origin, allreduce.hashes = made.origin, made._hashes
         self._began: dict[str, bytes] = {}  # reducer → its opening in this round
         self.repetition: CommitProtocol | None = None
         self.over, self._compared = asyncio.Event(), asyncio.Event()
@@ -114,6 +140,12 @@ class CommitProtocol:
         mine, last = self.allreduce, self.phases[-1]
         unsigned = too_few(mine.used, len(self.members)) or bool({*self.unsigned.values()} - {UNHEARD})
         return b"" if self.proofs or unsigned or MISSING in last._votes else self._hash_of(last._votes)
+
+    def last_vote(self, average: bytes, stuck_at: float = math.inf) -> LastVote:
+        """This member's vote in this round, for the average with this hash."""
+        group, votes = self.allreduce.group, tuple(self.phases[-1]._votes)
+        lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=average)
+        return LastVote(group.name.state_key, lock, votes, self._said, self.voting, self, stuck_at)
 
     def _hash_of(self, votes: Sequence[bytes]) -> bytes:
         return average_hash(self.allreduce.group.shares, votes)
@@ -223,7 +255,8 @@ class CommitProtocol:
         """Have the backups reduce what these reducers left; this decides about the whole round."""
         mine, heard = self.allreduce, {peer for peer, status in self.statuses.items() if not status.dropped}
         absent = frozenset(map(str, self.members)) - heard - {str(self.me)}
-        again = type(self)(mine.repeated(lost, absent, max(0.0, self._ends - loop_time())), self._said)
+        transfer = mine.repeated(lost, absent, max(0.0, self._ends - loop_time()))
+        again = type(self)(transfer, self._said, keep=self._keep)
         again._votes, self.repetition = list(self._votes), again
         self._compared.set()
         await again.allreduce.run()
@@ -290,6 +323,7 @@ class CommitProtocol:
         clipped = dict(self.allreduce.reducer.clipped)
         votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
+            self._keep(self.last_vote(self._hash_of(votes)))
             self._signed = SignedVote(mine.name, str(self.me), (self._hash_of(votes),)).sign(mine.signer)
         rest = mine.commitment, clipped, others or {}, self.dropped, heard or {}, self._waited
         return PartStatus(votes, self._said, self._signed, *rest)

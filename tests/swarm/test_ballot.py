@@ -1,0 +1,69 @@
+"""A vote that is kept outlives its process, and counts as if that had not ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from swarm.rounds import Member, run_round
+
+from tt_cli.swarm.allreduce.average_buffer import MISSING
+from tt_cli.swarm.allreduce.commit import LastVote
+from tt_cli.swarm.allreduce.messages import Lock, average_hash
+from tt_cli.swarm.ballot import Ballot, packed
+
+VOTES = (bytes(15) + b"1", bytes(15) + b"2")
+LOCK = Lock(0, 3, 2, (1, 1), average_hash((1, 1), VOTES))
+VOTE = LastVote("5_ab", LOCK, VOTES, {"samples": 8, "loss": 1.5}, frozenset({"a", "b"}))
+
+
+def test_a_vote_is_read_as_it_was_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.vote"
+    assert Ballot(path).read() == LastVote()
+    ballot = Ballot(path)
+    for vote in (VOTE, LastVote("6_cd"), replace(VOTE, state_key="7_ef")):
+        ballot.keep(vote)
+        assert Ballot(path).read() == vote
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"vote", packed(VOTE)[:-1], packed(VOTE) + b"\0", b"\x93\x01\x02\x03"])
+def test_a_damaged_file_is_no_vote(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trainer.vote"
+    path.write_bytes(content)
+    assert Ballot(path).read() == LastVote()
+
+
+def test_a_disk_that_takes_nothing_keeps_nobody_from_voting(tmp_path: Path) -> None:
+    ballot = Ballot(tmp_path / "gone" / "trainer.vote")
+    ballot.keep(VOTE)
+    assert ballot.read() == LastVote()
+
+
+class Killed(Member):
+    """One whose process ends while it writes its vote down."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.commit._keep = self.end
+
+    def end(self, vote: LastVote) -> None:
+        raise ConnectionError("killed")
+
+
+def test_nobody_is_told_a_vote_that_is_not_kept() -> None:
+    kept: list[tuple[LastVote, bytes]] = []
+
+    class Keeping(Member):
+        def prepare(self) -> None:
+            super().prepare()
+            self.commit._keep = lambda vote: kept.append((vote, self.commit._signed))
+
+    *honest, killed = run_round(Keeping(0), Keeping(1), Killed(2))
+    assert killed.commit.dropped and not killed.commit._signed
+    for outcome in honest:
+        status = outcome.commit.statuses.get(str(killed.allreduce.me))
+        assert status is None or MISSING in status.hashes or not status.vote
+    assert [signed for _, signed in kept] == [b""] * len(kept) and len(kept) == len(honest)
+    assert {vote.lock.average for vote, _ in kept} == {honest[0].commit.voted}
