@@ -5,7 +5,6 @@ It is written in the averager's process before anybody is shown the vote, and re
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from hivemind.utils import get_logger
@@ -27,11 +26,12 @@ class Ballot:
 
     def read(self) -> LastVote:
         """The vote that was kept; none where there is no file, or one that cannot be read."""
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return unpacked(self._path.read_bytes())
-            except (IsADirectoryError, PermissionError, ValueError) as error:
-                logger.warning(f"the last vote cannot be read from {self._path}: {error}")
+        try:
+            return unpacked(self._path.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            logger.warning(f"the last vote cannot be read from {self._path}: {error}")
         return LastVote()
 
     def keep(self, vote: LastVote) -> None:
