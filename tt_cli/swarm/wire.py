@@ -62,8 +62,8 @@ def _rising(numbers: tuple[int, ...]) -> tuple[int, ...]:
     return numbers
 
 
-def _in_sixteens(held: bytes) -> bytes:
-    if len(held) % 16:
+def _in_twelves(held: bytes) -> bytes:
+    if len(held) % 12:
         raise ValueError("a record without its time")
     return held
 
@@ -86,10 +86,10 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MOST_HELD = 2**12  # records that a request names
 Key = Annotated[bytes, Field(min_length=20, max_length=20)]
-Held = Annotated[bytes, Field(max_length=16 * MOST_HELD), AfterValidator(_in_sixteens)]
+Held = Annotated[bytes, Field(max_length=12 * MOST_HELD), AfterValidator(_in_twelves)]
 
-RECORDS_REQUEST = Form("request for records", tuple[Key, Held], (bytes(20), bytes(32)), most=2**17)
-"""(key, for each record that the caller has 8 bytes of its owner's hash and 8 of the time until which it lasts)"""
+RECORDS_REQUEST = Form("request for records", tuple[Key, Held], (bytes(20), bytes(24)), most=2**17)
+"""(key, for each record that the caller has 8 bytes of its owner's hash and 4 of the time until which it lasts)"""
 
 MOST_LINKS = 3  # of a record: see records/record_chain.py
 Time = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import struct
 import time
 from collections import defaultdict
@@ -37,7 +36,7 @@ MOST_INITIAL = 2  # nodes that are asked first; hivemind keeps a record at five
 HEARSAY_SECONDS, AGAIN_SECONDS = 2.0, 30.0  # that a search waits for who was named; until that one is pinged again
 MOST_HEARSAY = 1024  # peers that were pinged because somebody named them
 MOST_READ = 2**13  # records under one key that a reader remembers: more than one node keeps
-HELD = struct.Struct(">8sd")  # tag of a record's owner, and the time until which the record lasts
+HELD = struct.Struct(">8sI")  # tag of a record's owner, and the time until which the record lasts: see `stamp`
 
 
 def node_id_of(peer: PeerID) -> DHTID:
@@ -49,6 +48,16 @@ def node_id_of(peer: PeerID) -> DHTID:
 def tag_of(subkey: Any) -> bytes:
     """By which a request names a record. 8 bytes."""
     return blake2b(MSGPackSerializer.dumps(subkey), digest_size=8).digest()
+
+
+def stamp(until: float) -> int:
+    """By which a request names a time: its milliseconds, of which 50 days fit into four bytes."""
+    return round(1000.0 * until) % 2**32
+
+
+def is_after(one: int, other: int) -> bool:
+    """True where one such time is after another, of two that are less than 25 days apart."""
+    return 0 < (one - other) % 2**32 < 2**31
 
 
 class RoutingTable(routing.RoutingTable):
@@ -217,11 +226,11 @@ class DHTProtocol(protocol.DHTProtocol):
         behind = set(theirs)
         for subkey, (chain, until) in self.kept(DHTID.from_bytes(key)).items():
             tag = tag_of(subkey)
-            last = theirs.get(tag, -math.inf)
-            if last < until:
-                links = tuple(link for link in chain if link.until > last)
-                records.append((tag if tag in theirs else MSGPackSerializer.dumps(subkey), links))
-            if last <= until:
+            if (last := theirs.get(tag)) is None:
+                records.append((MSGPackSerializer.dumps(subkey), chain))
+            elif links := tuple(link for link in chain if is_after(stamp(link.until), last)):
+                records.append((tag, links))
+            if last is not None and not is_after(last, stamp(until)):
                 behind.discard(tag)
         return RECORDS_ANSWER.message((bool(behind), tuple(records)))
 
@@ -230,7 +239,7 @@ class DHTProtocol(protocol.DHTProtocol):
         named = {
             tag_of(subkey): (subkey, record) for subkey, record in itertools.islice(self.known(key).items(), MOST_HELD)
         }
-        held = b"".join(HELD.pack(tag, record.expiration_time) for tag, (_, record) in named.items())
+        held = b"".join(HELD.pack(tag, stamp(record.expiration_time)) for tag, (_, record) in named.items())
         try:
             async with self.rpc_semaphore:
                 request = RECORDS_REQUEST.message((key.to_bytes(), held))
