@@ -383,8 +383,9 @@ class Averager(StateBridge, DecentralizedAverager):
         if average := commit.voted:
             stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
             last = commit.last_vote(average, stuck_at)
-            # nobody here has all of it; who is away may have made it a step, and be cut off for a while
-            away = (commit.voting & self._plan.voices.keys()).difference(map(str, group.members))
+            # nobody that answered has all of it; who did not may have made it a step, and be cut off for a while
+            mute = {*map(str, group.members)} - {*map(str, commit.listening)} | {str(group.me)}
+            away = (commit.voting & self._plan.voices.keys()) - commit.asked - mute
             if now >= stuck_at + (group.longest if away else 0.0):
                 last = LastVote(key)
         self._voted = last = replace(last, lock=replace(last.lock, attempt=group.attempt))

@@ -87,8 +87,9 @@ class CommitProtocol:
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. double: the same of members that signed unlike votes. dropped: this member does not step with the
     average. heard_at: peer id → when it had answered, or was given up. repetition: of the parts that reducers left, if
-    there is one. over: this member's transfer is. origin: the round in which the average was made; None where this
-    member was not in that. voting: peer ids of the members of all rounds with this average, as far as it was in them.
+    there is one. asked: who answered when it was asked for parts. over: this member's transfer is. origin: the round in
+    which the average was made; None where this member was not in that. voting: peer ids of the members of all rounds
+    with this average, as far as it was in them.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class CommitProtocol:
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, dict[str, bytes]] = {}
         self.proofs, self.double = dict[str, bytes](), dict[str, bytes]()
-        self.heard_at: dict[str, float] = {}
+        self.heard_at, self.asked = dict[str, float](), set[str]()
         self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
         self._said, self._waited, self._keep = said, dict[str, float](), keep
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
@@ -453,6 +454,7 @@ class CommitProtocol:
                 async with asyncio.timeout(max(0.0, self._ends - loop_time())):
                     stub, group_id = self.allreduce.stub_of(holder), self.allreduce.group_id
                     await fetch_parts(stub, group_id, self.store, lacking, self.patience, self.allreduce.traffic)
+                    self.asked.add(str(holder))
             except Exception as error:  # the next holder is asked
                 logger.info(f"fetching parts from {holder} failed: {error!r}")
         self.repaired = sum(self._hashes[index] != MISSING for index in self.agreement.wanted)
