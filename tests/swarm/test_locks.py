@@ -185,6 +185,18 @@ def test_what_nobody_has_is_no_step_and_stays_what_they_voted_for(dropped: list[
     outcomes = repeat(dropped, 0, 1, 2)
     assert all(outcome.commit.dropped for outcome in outcomes)
     assert {outcome.commit.voted for outcome in outcomes} == {dropped[0].commit.voted}
+    assert outcomes[0].commit.asked == {*map(str, PEERS[1:3])}, "all have said that they lack it"
+
+
+def test_who_hears_too_few_has_asked_nobody_whether_they_have_it(dropped: list[Outcome]) -> None:
+    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    lone = Again(3, locked, shares)
+    lone.cut = {"rpc_settle": PEERS[1:3]}
+    others = [Again(number, locked, shares, dropped[number]) for number in range(3)]
+    others[1].cut = others[2].cut = {"rpc_settle": PEERS[3:]}
+    *heard, unheard = run_round(*others, lone)
+    assert not any(outcome.commit.dropped for outcome in heard)
+    assert unheard.commit.dropped and unheard.commit.voted and unheard.store.missing() and not unheard.commit.asked
 
 
 def test_who_voted_for_something_else_takes_what_the_group_repeats(dropped: list[Outcome]) -> None:
