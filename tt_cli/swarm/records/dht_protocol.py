@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import struct
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from functools import lru_cache
@@ -27,6 +26,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.records.record_chain import BrokenChain, Chain, ChainStorage, Link, Session, grown, opened
 from tt_cli.swarm.wire import MOST_HELD, RECORDS_ANSWER, RECORDS_REQUEST, RENEWAL, RENEWED
 
@@ -271,7 +271,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     async def _meet(self, namer: PeerID, named: set[PeerID]) -> None:
         """Ping those whom this node does not know, and wait a little: who answers is in its table, now or later."""
-        now, running = time.monotonic(), self._pings.setdefault(namer, set())
+        now, running = loop_time(), self._pings.setdefault(namer, set())
         due = [peer for peer in named if now > self._pinged.get(peer, -AGAIN_SECONDS) + AGAIN_SECONDS]
         pings = {peer: asyncio.create_task(self.call_ping(peer)) for peer in due[: self.bucket_size - len(running)]}
         self._pinged |= dict.fromkeys(pings, now)

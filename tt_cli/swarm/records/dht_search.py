@@ -10,7 +10,6 @@ records that it has, and is sent what is newer: by each of the nodes that keep t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
@@ -23,6 +22,7 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
@@ -105,10 +105,10 @@ class DHTNode(hivemind_node.DHTNode):
     async def _search(self, key: DHTID) -> tuple[dict[DHTID, PeerID], bool]:
         """The nodes nearest to a key, nearest first, and whether they were searched anew."""
         found = self._nearest.get(key)
-        if found is not None and found.known == self._known(key) and time.monotonic() < found.until:
+        if found is not None and found.known == self._known(key) and loop_time() < found.until:
             return found.nodes, False
         nodes = (await self.find_nearest_nodes([key], exclude_self=True))[key]
-        self._nearest[key] = Nearest(nodes, self._known(key), time.monotonic() + SEARCH_SECONDS)
+        self._nearest[key] = Nearest(nodes, self._known(key), loop_time() + SEARCH_SECONDS)
         return nodes, True
 
     def _known(self, key: DHTID) -> list[PeerID]:
