@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from swarm.made import record
 from swarm.test_dht_protocol import Nodes, run, started, values
@@ -161,7 +164,7 @@ def test_a_chain_grows_no_longer(sender: Sender) -> None:
 async def tell(node: Any, key: str, **changes: object) -> bool:
     """Have a node publish its record, as a peer does."""
     now = get_dht_time()
-    value = record(str(node.peer_id), **{**USUAL, "time": now, **changes}).model_dump()
+    value = record(str(node.peer_id), **{**USUAL, "time": now}).model_dump() | changes
     return bool(await node.store(key, value, now + 60.0, subkey=str(node.peer_id)))
 
 
@@ -201,6 +204,32 @@ def test_who_lost_a_record_is_sent_all_of_it_and_finds_its_owner_again() -> None
         assert await samples(reader, "key", owner) == 3
 
     run(with_nodes(3, test))
+
+
+class Records(RecordValidatorBase):
+    """Takes what is a peer's record, whoever stores it."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        with contextlib.suppress(ValueError):
+            return bool(PeerRecord.model_validate(MSGPackSerializer.loads(record.value)))
+        return False
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        return bytes(record.value)
+
+    strip_value = sign_value
+
+
+def test_nothing_is_built_on_what_all_refuse() -> None:
+    async def test() -> None:
+        async with started(3, record_validator=Records()) as nodes:
+            owner, reader, _ = nodes.nodes
+            assert await tell(owner, "key", samples=1)
+            assert not await tell(owner, "key", samples_per_second=math.inf)
+            assert await tell(owner, "key", samples=2)
+            assert await samples(reader, "key", owner, latest=True) == 2
+
+    run(test())
 
 
 def test_a_node_takes_a_renewal_of_what_it_knows_alone() -> None:

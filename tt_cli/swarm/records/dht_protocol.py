@@ -118,7 +118,8 @@ class DHTProtocol(protocol.DHTProtocol):
         if any(isinstance(value, DictionaryDHTValue) for value in values):
             return None
         for key, value, until, subkey in zip(keys, values, expiration_time, more["subkeys"], strict=True):
-            self.keep_own(key, subkey, (Link(until, 0.0, value),))
+            with contextlib.suppress(BrokenChain):  # what is no record is for the others to refuse
+                self.keep_own(key, subkey, self.checked(key, subkey, ((until, 0.0, value),)))
         return await super().call_store(peer, keys, values, expiration_time, **more)
 
     def keep_own(self, key: DHTID, subkey: Any, chain: Chain) -> bool:
