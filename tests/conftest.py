@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from hub_standin import HubStandin
 from hypothesis import settings
+from testbed.spawned import python
 
 # The same examples every time, and no deadline: how long an example takes says how busy the machine is. All in CI.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
@@ -83,16 +83,8 @@ def tt(tmp_path: Path) -> Tt:
     def run(
         *arguments: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tt_cli.cli.main", *arguments],
-            env={**os.environ, **(env or {})},
-            input=stdin,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=240,  # an upper bound for a busy machine
-            check=False,
-        )
+        code = "import sys; from tt_cli.cli.main import main; sys.exit(main())"
+        return python(code, *arguments, env={**os.environ, **(env or {})}, cwd=cwd, stdin=stdin)
 
     return run
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from testbed.spawned import python
 from testbed.tiny_words import tiny_words
 
 from tt_cli.checkpoint.checkpoint_files import save
@@ -48,7 +47,7 @@ def test_plain_transformers_loads_it_with_equal_logits(
     assert printed.startswith("Wrote a model of ") and 'AutoModelForCausalLM.from_pretrained("model")' in printed
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in Path("model").iterdir()}
 
-    subprocess.run([sys.executable, "-c", PLAIN], check=True, timeout=240, env={"PATH": "/usr/bin:/bin"})
+    python(PLAIN, env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path).check_returncode()
     theirs = load_file("plain.safetensors")
     own = task.tokenizer.document("It is a truth universally acknowledged")[:-1]
     assert theirs["ids"][0].tolist() == own.tolist()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from conftest import Tt
 from hub_standin import HubStandin
 from safetensors.torch import load_file
 from testbed.pretrained import BASE, published_model
-from testbed.spawned import spawned
+from testbed.spawned import python, spawned
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
@@ -115,7 +113,7 @@ def test_from_init_to_what_peft_loads(tt: Tt, hub: HubStandin, tmp_path: Path) -
     assert converted.stdout.startswith("Wrote adapters of 16,384 parameters"), converted.stderr
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"adapter_model.safetensors", "tokenizer.json"} <= files and "README.md" not in files
-    subprocess.run([sys.executable, "-c", PLAIN], check=True, cwd=tmp_path, env={**os.environ, **env}, timeout=240)
+    python(PLAIN, env={**os.environ, **env}, cwd=tmp_path).check_returncode()
     theirs = load_file(tmp_path / "plain.safetensors")["logits"][0]
     torch.testing.assert_close(torch.tensor(logits), theirs, rtol=0, atol=1e-5)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hub_standin import HubStandin
+from testbed.spawned import python
 
 import tt_cli
 from tt_cli.errors import UsageError
@@ -88,14 +89,8 @@ for name in sys.argv[1:]:
 
 
 def ask_the_hub(environment: dict[str, str], *names: str) -> list[list[object]]:
-    found = subprocess.run(
-        [sys.executable, "-c", ASK_THE_HUB, *names],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
+    found = python(ASK_THE_HUB, *names, env={**os.environ, **environment}, cwd=Path.cwd())
+    found.check_returncode()
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 

@@ -1,24 +1,63 @@
-"""Calls in a process of its own: what libraries read when they are imported is read there anew, once for all calls."""
+"""Calls in processes of their own: what the Hub's libraries read when they are imported is read there anew.
+
+Each such process is a fork of one that has imported torch, and what transformers, datasets and peft import beside it.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 Call = Callable[..., "Future[Any]"]
+TIMEOUT = 240.0  # an upper bound for a busy machine
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(
+    ["__main__", "torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
+    + ["scipy.optimize", "pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers", "pytest", "hypothesis"]
+)
 
 
 @contextmanager
 def spawned(environment: Mapping[str, str]) -> Iterator[Call]:
     """`call(function, *arguments)` begins a call of a test module's function there; its exceptions come here."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_enter, initargs=(dict(environment),)) as pool:
+    given = ({**os.environ, **environment},)
+    with ProcessPoolExecutor(1, _forks, initializer=_enter, initargs=given) as pool:
         yield pool.submit
 
 
+def python(
+    code: str, *arguments: str, env: Mapping[str, str], cwd: Path, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """What comes of `python -c CODE ARGUMENTS…`."""
+    with TemporaryDirectory() as folder:
+        streams = [Path(folder, name) for name in ("in", "out", "err")]
+        streams[0].write_text(stdin)
+        process = _forks.Process(target=_execute, args=(code, arguments, dict(env), cwd, streams))
+        process.start()
+        process.join(TIMEOUT)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(arguments, TIMEOUT)
+        return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in streams[1:]))
+
+
+def _execute(code: str, arguments: tuple[str, ...], env: dict[str, str], cwd: Path, streams: list[Path]) -> None:
+    _enter(env)
+    os.chdir(cwd)
+    for number, path in enumerate(streams):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.stdin, sys.argv = os.fdopen(0, closefd=False), ["-c", *arguments]
+    exec(code, {"__name__": "__main__"})
+
+
 def _enter(environment: dict[str, str]) -> None:
+    os.environ.clear()
     os.environ.update(environment)

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +25,7 @@ from hub_standin import HubStandin
 from testbed.memory_step import optimizer_of
 from testbed.offloaded import Offloaded
 from testbed.saved_training import OPTIMIZER, put_back, save, state_tensors
+from testbed.spawned import python
 
 from scripts import finetune_gpt2
 from tt_cli.cli.calc import question
@@ -183,10 +183,8 @@ def test_a_model_and_c4_come_from_the_hub_as_they_are_needed(hub: HubStandin, ru
     shard = gzip.compress("\n".join(map(json.dumps, texts)).encode())
     hub.put("dataset", "allenai/c4", {"README.md": f"---\n{names}---\n", "en/c4-train.00000-of-00001.json.gz": shard})
     small = ("--device", "cpu", "--sequence", "64", "--batch", "4", "--steps", "2", "--json", "--model", "acme/small")
-    environment = {**os.environ, **hub.environment(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *small], env=environment, capture_output=True, text=True, check=False
-    )
+    code = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = python(code, *small, env={**os.environ, **hub.environment(tmp_path)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert events(done.stdout)[1]["loss"] < 10
 
