@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,7 @@ from tt_cli.run.text_parts import LanguageModelPart, LoraPart, PretrainedPart
 from tt_cli.task.task import Losses, Task, narrow, trained
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Size, nn
 
     from tt_cli.data.examples import Batch
     from tt_cli.data.text.token_stream import TextTokenizer, TokenStream
@@ -75,8 +75,7 @@ class CausalLmTask(Task["nn.Module"]):
         return held_out(self.run, self.tokenizer, most, size)
 
     def samples(self, *of_checkpoint: Any) -> dict[str, bytes]:
-        texts: dict[str, bytes] = resolve_name("tt_cli.draw.samples:texts")(self, *of_checkpoint)
-        return texts
+        return cast(dict[str, bytes], resolve_name("tt_cli.draw.samples:texts")(self, *of_checkpoint))
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         import torch
@@ -92,33 +91,26 @@ class CausalLmTask(Task["nn.Module"]):
         return loss, {"perplexity": loss.detach().exp()}
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-        import torch
-
-        model = narrow(self.unfilled_model("meta"), torch.bfloat16 if itemsize == 2 else None)
-        sizes, matrices = ([p.numel() for p in trained(model).values() if p.dim() >= least] for least in (1, 2))
+        shapes, frozen = _weights(self._parts, itemsize)
+        sizes, matrices = ([shape.numel() for shape in shapes.values() if len(shape) >= least] for least in (1, 2))
         kept, _ = self._activations(itemsize, micro_batch, budget)
+        stay = (MemoryComponent("weights that stay", frozen, place_of(kind)),) if frozen else ()
         items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))
-        if frozen := sum(p.nbytes for p in model.parameters() if not p.requires_grad):
-            items = (*items, MemoryComponent("weights that stay", frozen, place_of(kind)))
-        return Need(items, micro_batch, budget)
+        return Need((*items, *stay), micro_batch, budget)
 
     def flops(self) -> int:
         return _flops(self._parts)
 
-    def _activations(self, itemsize: int, micro_batch: int, budget: float) -> tuple[int, bool]:
-        """Bytes beside gradients at the worst moment of a pass, and whether layers are computed again in it.
+    def shapes(self) -> dict[str, Size]:
+        return _weights(self._parts)[0]
 
-        They are where more than `budget` would have to be kept otherwise.
-        """
+    def _activations(self, itemsize: int, micro_batch: int, budget: float) -> tuple[int, bool]:
+        """Bytes beside gradients at a pass's worst moment; whether layers are computed again to keep to `budget`."""
         for again in (False, True) if budget else (True,):
-            kept = _pass_bytes(self._parts, itemsize, micro_batch, again) - self._gradient_bytes
+            kept = _pass_bytes(self._parts, itemsize, micro_batch, again) - 4 * sum(self.tensor_sizes())
             if kept <= budget:
                 break
         return kept, again
-
-    @cached_property
-    def _gradient_bytes(self) -> int:
-        return 4 * sum(self.tensor_sizes())
 
     @property
     def _parts(self) -> Parts:
@@ -158,6 +150,17 @@ def _made(parts: Parts, seed: int | None) -> nn.Module:
     return model if source is None or lora is None else adapted(model, lora, source, seed)
 
 
+@cache
+def _weights(parts: Parts, itemsize: int = 4) -> tuple[dict[str, Size], int]:
+    """Shapes of the weights that are trained, and the bytes of those that stay."""
+    import torch
+
+    with torch.device("meta"):
+        model = _pass_of(parts, itemsize, 1, False)[0]()
+    shapes = {name: parameter.shape for name, parameter in trained(model).items()}
+    return shapes, sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+
+
 def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> int:
     """Activations and gradients at the worst moment of a pass. again: layers are computed again for the backward pass.
 
@@ -172,22 +175,19 @@ def _pass_bytes(parts: Parts, itemsize: int, micro_batch: int, again: bool) -> i
 
 @cache
 def _bytes(parts: Parts, itemsize: int, count: int, again: bool) -> int:
-    import torch
-
     from tt_cli.model.traced_pass import traced_bytes
 
-    make, loss = _pass_of(parts, count, again)
-    return traced_bytes(lambda: narrow(make(), torch.bfloat16 if itemsize == 2 else None), loss, itemsize)
+    return traced_bytes(*_pass_of(parts, itemsize, count, again), itemsize)
 
 
 @cache
 def _flops(parts: Parts) -> int:
     from tt_cli.model.traced_pass import traced_flops
 
-    return traced_flops(*_pass_of(parts, 1, False))
+    return traced_flops(*_pass_of(parts, 4, 1, False))
 
 
-def _pass_of(parts: Parts, count: int, again: bool) -> tuple[Make, Loss]:
+def _pass_of(parts: Parts, itemsize: int, count: int, again: bool) -> tuple[Make, Loss]:
     """The model, and its loss for a batch of so many examples. again: layers are computed again."""
     from unittest.mock import patch
 
@@ -202,4 +202,4 @@ def _pass_of(parts: Parts, count: int, again: bool) -> tuple[Make, Loss]:
         with patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None, create=True):
             return next_token_loss(model, torch.zeros(count, parts[0].length + 1, dtype=torch.int64))
 
-    return partial(_made, parts, None), loss
+    return lambda: narrow(_made(parts, None), torch.bfloat16 if itemsize == 2 else None), loss
