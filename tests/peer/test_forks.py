@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from testbed.spawned import python
 
 from tt_cli.run import load_run
 
@@ -26,15 +25,8 @@ SMALL = {
 def test_cuda_is_asked_after_the_last_fork_and_by_the_trainer_alone(compression: str, tmp_path: Path) -> None:
     """A whole run of one peer: its codec tried, its DHT node and averager forked, and rounds made."""
     run = load_run("emoji-demo").replaced({**SMALL, "swarm.compression": compression})
-    answer = subprocess.run(
-        [sys.executable, "-m", "testbed.cuda_watch"],
-        input=run.to_toml(),
-        env={**os.environ, "TT_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    code, env = "from testbed.cuda_watch import main; main()", {**os.environ, "TT_HOME": str(tmp_path)}
+    answer = python(code, env=env, cwd=tmp_path, stdin=run.to_toml())
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
     assert found["ended"] == ["the run is done"]

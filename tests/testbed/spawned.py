@@ -59,5 +59,6 @@ def _execute(code: str, arguments: tuple[str, ...], env: dict[str, str], cwd: Pa
 
 
 def _enter(environment: dict[str, str]) -> None:
+    multiprocessing.set_start_method(None, force=True)  # of its own processes: what it is elsewhere
     os.environ.clear()
     os.environ.update(environment)
