@@ -84,7 +84,7 @@ def tt(tmp_path: Path) -> Tt:
         *arguments: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
         code = "import sys; from tt_cli.cli.main import main; sys.exit(main())"
-        return python(code, *arguments, env={**os.environ, **(env or {})}, cwd=cwd, stdin=stdin)
+        return python(code, *arguments, env=env, cwd=cwd, stdin=stdin)
 
     return run
 

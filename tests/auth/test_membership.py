@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hub_standin import HubStandin
+from testbed.spawned import python
 
 from tt_cli.run import load_run
 
@@ -43,14 +41,8 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 def ask(environment: dict[str, str], runs: list[str]) -> list[list[object]]:
-    answer = subprocess.run(
-        [sys.executable, "-c", ASK, *runs],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
+    answer = python(ASK, *runs, env=environment)
+    answer.check_returncode()
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 

@@ -47,7 +47,7 @@ def test_plain_transformers_loads_it_with_equal_logits(
     assert printed.startswith("Wrote a model of ") and 'AutoModelForCausalLM.from_pretrained("model")' in printed
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in Path("model").iterdir()}
 
-    python(PLAIN, env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path).check_returncode()
+    python(PLAIN).check_returncode()
     theirs = load_file("plain.safetensors")
     own = task.tokenizer.document("It is a truth universally acknowledged")[:-1]
     assert theirs["ids"][0].tolist() == own.tolist()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from data.rows import row
 from hub_standin import HubStandin
+from testbed.spawned import python
 
 from tt_cli.data.build.dataset_publishing import card, finished_folder
 from tt_cli.data.build.journal import Journal, agree_on
@@ -66,16 +67,10 @@ def encoded(tmp_path: Path, hub: HubStandin) -> Path:
     return tmp_path / "codes"
 
 
-def client(hub: HubStandin, encoded: Path, *names: str, token: str = "hf_write") -> subprocess.Popen[str]:
-    """A process that publishes under one name after the other; its results begin with "= "."""
-    env = {**os.environ, **hub.environment(encoded.parent), "HF_TOKEN": token}
-    command = [sys.executable, "-c", CLIENT, str(encoded), *names]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-
-
 def publish(hub: HubStandin, encoded: Path, *names: str, token: str = "hf_write") -> tuple[list[str], list[str]]:
-    """The results, and what was told on the way."""
-    words, _ = client(hub, encoded, *names, token=token).communicate(timeout=250)
+    """The results of a process that publishes under one name after the other, and what was told on the way."""
+    env = {**hub.environment(encoded.parent), "HF_TOKEN": token}
+    words = python(CLIENT, str(encoded), *names, env=env).stdout
     results = [line.removeprefix("= ") for line in words.splitlines() if line.startswith("= ")]
     return results, [line for line in words.splitlines() if not line.startswith("= ")]
 
@@ -121,7 +116,9 @@ def test_failures_are_tried_again_and_a_hub_that_stays_away_has_nothing(hub: Hub
 
 
 def test_killed_it_goes_on_with_what_is_missing(hub: HubStandin, encoded: Path) -> None:
-    with client(hub, encoded, NAME) as process:
+    env = {**os.environ, **hub.environment(encoded.parent), "HF_TOKEN": "hf_write"}
+    command = [sys.executable, "-c", CLIENT, str(encoded), NAME]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "2 of 5 shards are on the Hub\n"
         process.kill()

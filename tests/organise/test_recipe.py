@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from testbed.spawned import python
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.authority_server import open_store
@@ -85,7 +84,7 @@ recipe.make(answered("mine", {}, lambda question, default: default), Path(sys.ar
 
 
 def test_a_kill_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "mine")], check=False, timeout=240)
+    killed = python(KILLED, str(tmp_path / "mine"))
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "mine").exists()
     make(answers(), tmp_path / "mine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,7 @@ SMALL = {
 def test_cuda_is_asked_after_the_last_fork_and_by_the_trainer_alone(compression: str, tmp_path: Path) -> None:
     """A whole run of one peer: its codec tried, its DHT node and averager forked, and rounds made."""
     run = load_run("emoji-demo").replaced({**SMALL, "swarm.compression": compression})
-    code, env = "from testbed.cuda_watch import main; main()", {**os.environ, "TT_HOME": str(tmp_path)}
-    answer = python(code, env=env, cwd=tmp_path, stdin=run.to_toml())
+    answer = python("from testbed.cuda_watch import main; main()", env={"TT_HOME": str(tmp_path)}, stdin=run.to_toml())
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
     assert found["ended"] == ["the run is done"]

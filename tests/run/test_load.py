@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -89,7 +88,7 @@ for name in sys.argv[1:]:
 
 
 def ask_the_hub(environment: dict[str, str], *names: str) -> list[list[object]]:
-    found = python(ASK_THE_HUB, *names, env={**os.environ, **environment}, cwd=Path.cwd())
+    found = python(ASK_THE_HUB, *names, env=environment)
     found.check_returncode()
     return [json.loads(line) for line in found.stdout.splitlines()]
 

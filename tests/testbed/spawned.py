@@ -28,19 +28,18 @@ _forks.set_forkserver_preload(
 @contextmanager
 def spawned(environment: Mapping[str, str]) -> Iterator[Call]:
     """`call(function, *arguments)` begins a call of a test module's function there; its exceptions come here."""
-    given = ({**os.environ, **environment},)
-    with ProcessPoolExecutor(1, _forks, initializer=_enter, initargs=given) as pool:
+    with ProcessPoolExecutor(1, _forks, initializer=_enter, initargs=({**os.environ, **environment},)) as pool:
         yield pool.submit
 
 
 def python(
-    code: str, *arguments: str, env: Mapping[str, str], cwd: Path, stdin: str = ""
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = Path(), stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """What comes of `python -c CODE ARGUMENTS…`."""
+    """Run `python -c CODE ARGUMENTS…`. env: variables beside those that are here."""
     with TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("in", "out", "err")]
         streams[0].write_text(stdin)
-        process = _forks.Process(target=_execute, args=(code, arguments, dict(env), cwd, streams))
+        process = _forks.Process(target=_execute, args=(code, arguments, {**os.environ, **(env or {})}, cwd, streams))
         process.start()
         process.join(TIMEOUT)
         if process.exitcode is None:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -184,7 +183,7 @@ def test_a_model_and_c4_come_from_the_hub_as_they_are_needed(hub: HubStandin, ru
     hub.put("dataset", "allenai/c4", {"README.md": f"---\n{names}---\n", "en/c4-train.00000-of-00001.json.gz": shard})
     small = ("--device", "cpu", "--sequence", "64", "--batch", "4", "--steps", "2", "--json", "--model", "acme/small")
     code = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    done = python(code, *small, env={**os.environ, **hub.environment(tmp_path)}, cwd=tmp_path)
+    done = python(code, *small, env=hub.environment(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert events(done.stdout)[1]["loss"] < 10
 
