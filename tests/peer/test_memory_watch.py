@@ -79,7 +79,7 @@ class Home:
 )
 def test_what_is_near_and_what_is_too_much(family: float, free: float, memory: float | None, pressure: int) -> None:
     host = HostMemory(int(free * GIB), 16 * GIB, "this container")
-    look = judge(int(family * GIB), host, None if memory is None else int(memory * GIB))
+    look = judge(lambda: int(family * GIB), host, None if memory is None else int(memory * GIB))
     assert look.pressure == pressure
     assert bool(look.words) == bool(pressure)
 

@@ -12,7 +12,7 @@ from tt_cli.supervisor.events import Event, from_json
 from tt_cli.supervisor.worker_process import Worker
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}", "PYTHONUNBUFFERED": ""}
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(map(str, (HERE, *HERE.parents[:2]))), "PYTHONUNBUFFERED": ""}
 WAIT = 30.0  # seconds; an upper bound for a busy machine, never a measurement
 
 

@@ -24,7 +24,8 @@ import warnings
 from typing import Any
 
 PRELOADED = (
-    *("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration"),
+    *("hivemind", "testbed.peer", "tt_cli.auxiliary.coordinator", "tt_cli.swarm.collaboration"),
+    "torch.fx.experimental.symbolic_shapes",  # which a backward pass imports
     *("pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers"),  # which they import when they read data
     *("hivemind.utils.multiaddr.codecs.fspath", "hivemind.utils.multiaddr.codecs.ip4"),  # when they tell an address
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -189,13 +190,6 @@ def _allow_compiling(task: Task[Any], device: Device, emit: Emit) -> None:
         fusion.devices.add("cuda")
 
 
-class _Finite(torch.optim.SGD):
-    """For a scaler of losses, in the place of an optimizer: its step says that no gradient of a pass overflowed."""
-
-    def step(self, closure: Any = None) -> float:  # type: ignore[override]
-        return 1.0
-
-
 class MicroStep:
     """Forward and backward of one micro-batch, with the newest shared parameters, or where local steps brought them.
 
@@ -217,7 +211,8 @@ class MicroStep:
         self._parameters = trained(model)
         scaled = device.autocast == torch.float16 and not task.reversible
         self._scaler = torch.amp.GradScaler(device.torch_device.type, enabled=scaled)
-        self._finite = _Finite(self._parameters.values())
+        # In the place of an optimizer, whose step says that none overflowed: torch's would import its compiler.
+        self._finite: Any = SimpleNamespace(param_groups=[{"params": [*self._parameters.values()]}], step=lambda: True)
 
     def probe(self, stream: Examples) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
@@ -250,7 +245,7 @@ class MicroStep:
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
-        self._finite.zero_grad()
+        self.model.zero_grad()
         release_memory(self.device.torch_device)
 
     def changed(self, size: int) -> None:
@@ -264,7 +259,7 @@ class MicroStep:
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         batch, finite = batch.to(self.device.torch_device), None
         while not finite:
-            self._finite.zero_grad()
+            self.model.zero_grad()
             with self.device.precision():
                 loss, figures = self.task.losses(self.model, batch)
             self._scaler.scale(loss).backward()

@@ -37,16 +37,19 @@ NOTHING, CLOSE, OVER = 0, 1, 2
 
 @dataclass(frozen=True)
 class Look:
-    """One look: how bad it is (NOTHING, CLOSE or OVER), in words, and bytes that the family takes."""
+    """One look: how bad it is (NOTHING, CLOSE or OVER), in words, and bytes that the family takes, where asked."""
 
     pressure: int
     words: str
     family: int
 
 
-def judge(family: int, host: HostMemory, memory: int | None) -> Look:
-    """memory: what the family may take (--memory), in bytes."""
+def judge(family_takes: Callable[[], int], host: HostMemory, memory: int | None) -> Look:
+    """memory: what the family may take (--memory), in bytes. It is asked where that matters: it walks all pages."""
     least = max(LEAST_FREE, int(LEAST_SHARE * host.total))
+    if memory is None and host.free >= 2 * least:
+        return Look(NOTHING, "", 0)
+    family = family_takes()
     left = f"only {shown(host.free)} of {shown(host.total)} are left on {host.whose}"
     takes = f"this peer's processes take {shown(family)}"
     if memory is not None and family > memory:
@@ -96,10 +99,10 @@ class MemoryWatch:
 
     def look(self) -> None:
         """Once; gives freed memory back where it is near the limit, and looks again."""
-        look = judge(self._family(), self._host(), self._memory)
+        look = judge(self._family, self._host(), self._memory)
         if look.pressure:
             release_freed_memory()
-            look = judge(self._family(), self._host(), self._memory)
+            look = judge(self._family, self._host(), self._memory)
         self.last = look
 
     def relieve(self, batches: MicroBatches) -> None:
