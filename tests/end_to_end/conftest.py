@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from testbed.namespaces import Network
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Phase, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
+from tt_cli.supervisor.worker_process import SHARING
 
 WAIT = 150.0  # seconds; an upper bound for a busy machine, never a measurement
 TEST_PEER = "testbed.peer"
@@ -56,6 +59,23 @@ class PacedSwarm(LocalSwarm):
 def local_swarm(run: RunConfig, folder: Path) -> LocalSwarm:
     """A swarm of forks of trainers that leave each other the machine, as tests/testbed/peer.py says."""
     return PacedSwarm(run.to_toml(), folder, trainer_module=TEST_PEER, launch=fork_server().launch)
+
+
+@pytest.fixture
+def tt(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As tests/conftest.py's, in forks that need not import what they use."""
+
+    def run(*arguments: str, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tt_cli.cli.main", *arguments]
+        options = {"env": {**SHARING, **os.environ, **env}, "cwd": tmp_path, "start_new_session": True, "pass_fds": ()}
+        with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+            launched = fork_server().launch(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, **options)
+            launched.stdin.close()
+            code = launched.wait(2 * WAIT)
+            told = [file.seek(0) or file.read() for file in (output, errors)]
+        return subprocess.CompletedProcess(command, code, *told)
+
+    return run
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from tt_cli.web.queries import Answers
     also="tests/task/test_causal_lm_task.py",
 )
 def test_a_swarm_trains_a_language_model_that_writes(
-    start_swarm: Callable[[RunConfig], LocalSwarm], tmp_path: Path
+    start_swarm: Callable[[RunConfig], LocalSwarm], tt: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     run = tiny_words().replaced({"optimizer": {"min_8bit_size": 4096}, "swarm.large_tensor": 4096})
     swarm = start_swarm(run.replaced({"swarm.target_batch_size": 48, "schedule.total_steps": 1000}))
@@ -42,8 +41,7 @@ def test_a_swarm_trains_a_language_model_that_writes(
     assert Answers(history, run, "words").calculator(RUN)["parameters"] == sum(task_of(run).tensor_sizes())
     history.close()
     checkpoint = str(Path(aux.of(Saved)[-1].path).parent)
-    command = [sys.executable, "-m", "tt_cli", "infer", "It is a truth", "--checkpoint", checkpoint, "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, cwd=tmp_path, check=False)
+    answer = tt("infer", "It is a truth", "--checkpoint", checkpoint, "--json")
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
     assert told["step"] >= 1 and told["texts"][0]["text"] and told["tokens"] > 0

@@ -93,6 +93,7 @@ class ForkServer:
         reading, writing = os.pipe()
         descriptors = {0: reading, 1: stdout.fileno(), 2: stderr.fileno(), **{number: number for number in pass_fds}}
         request = {"module": command[2], "arguments": command[3:], "environment": environment, "at": list(descriptors)}
+        request["folder"] = str(options.get("cwd") or os.getcwd())
         with open("/proc/thread-self/ns/net") as namespace:
             try:
                 pid = self.ask(request, [namespace.fileno(), *descriptors.values()])
@@ -168,6 +169,7 @@ def become(request: dict[str, Any], namespace: int, *descriptors: int) -> None:
         os.close(given)
     for descriptor in set(descriptors) - set(request["at"]):
         os.close(descriptor)
+    os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     numpy.random.seed(int.from_bytes(os.urandom(4), "little"))  # Python's own is seeded anew by a fork
