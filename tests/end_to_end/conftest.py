@@ -33,7 +33,7 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     """The built-in run with a model of some thousand parameters and short rounds; changes: part → its keys."""
     data = load_run("emoji").model_dump(mode="json")
     data["run"]["name"] = "tiny"
-    data["model"].update(dim=32, depth=2, heads=2, dim_head=16)
+    data["model"].update(dim=32, depth=1, heads=2, dim_head=16)
     data["optimizer"].update(min_8bit_size=4096)
     data["schedule"].update(total_steps=1000, peak_lr=5e-3)
     data["swarm"].update(

@@ -81,7 +81,7 @@ class Training:
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     folder, issuer = tmp_path_factory.mktemp("closed"), Issuer()
     target = {"target_batch_size": 96}  # more than a liar may claim at once
-    run = issuer.closed(tiny_run(schedule={"total_steps": 100_000}, swarm=target))
+    run = issuer.closed(tiny_run(model={"depth": 2}, schedule={"total_steps": 100_000}, swarm=target))
     with local_swarm(run, folder) as swarm:
         issuer.admit(folder / "aux", run, "aux", "organiser")
         swarm.start_aux()
