@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulation.machine import run_of
 from simulation.mutants import MUTANTS, caught, changed
 from simulation.report import first_broken, table
 from simulation.schedule import SCENARIOS, Fault, Schedule, run
@@ -132,8 +133,9 @@ def test_so_do_swarms_of_many(members: int) -> None:
 
 @pytest.mark.parametrize("schedule", FOUND, ids=lambda one: f"{one.scenario} {one.seed}")
 def test_what_was_found_stays_mended(schedule: Schedule) -> None:
-    result = run(schedule)
-    assert not result.violation and result.seconds < 50.0 + SCENARIOS[schedule.scenario].seconds, table(result)
+    """Nor does it last: who began again with a lock on what nobody has any more repeats that for a round's time."""
+    result, most = run(schedule), 50.0 + run_of(schedule.members, "mean").swarm.averaging_timeout
+    assert not result.violation and result.seconds < most + SCENARIOS[schedule.scenario].seconds, table(result)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
