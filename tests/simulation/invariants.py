@@ -56,6 +56,22 @@ def _status(said: bytes, peer: str, name: RoundName, shares: tuple[int, ...], pa
         return None
 
 
+@functools.lru_cache(2**12)
+def _group(said: bytes) -> bytes | None:
+    try:
+        return group_of(said)
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(2**12)
+def _outputs(commitment: bytes) -> tuple[bytes, ...]:
+    try:
+        return Commitment.read(commitment, opened).outputs
+    except NotProven:
+        return ()
+
+
 class Violation(Exception):
     """An invariant that was broken; which one, and how."""
 
@@ -144,7 +160,7 @@ class Watch:
                 repeated = phase is not commit.phases[-1] and place in commit.phases[-1].allreduce.name.lost
                 outputs = [commit.store.hashes[index] for index in phase.allreduce.parts_of(reducer)]
                 words = [status.commitment for peer, _, status in told if peer == str(reducer)]
-                signed = [self._outputs(machine, word) for word in words or with_averages.get(str(reducer), ())]
+                signed = [_outputs(word) for word in words or with_averages.get(str(reducer), ())]
                 if signed and outputs and str(reducer) != me and not repeated and tuple(outputs) not in signed:
                     raise Violation(f"signature: {machine.number} stepped with averages that {reducer} did not sign")
         # those in client mode call by themselves, and cannot be called
@@ -158,14 +174,10 @@ class Watch:
     def _told(machine: Machine, phase: CommitProtocol) -> list[tuple[str, bool, PartStatus]]:
         about = phase.allreduce.name, phase.allreduce.group.shares, len(phase.allreduce.parts)
         told = machine.node.told
-        return [(peer, answer, status) for peer, answer, said in told if (status := _status(said, peer, *about))]
-
-    @staticmethod
-    def _outputs(machine: Machine, commitment: bytes) -> tuple[bytes, ...]:
-        try:
-            return Commitment.read(commitment, machine.collaboration.averager.signer.opened).outputs
-        except NotProven:
-            return ()
+        heard = [
+            one for one in told if _group(one[2]) == phase.allreduce.group_id
+        ]  # of the many others nothing is read
+        return [(peer, answer, status) for peer, answer, said in heard if (status := _status(said, peer, *about))]
 
     def _number(self, peer_id: str) -> int:
         return next(machine.number for machine in self.machines if machine.name == peer_id)

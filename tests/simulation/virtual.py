@@ -31,13 +31,14 @@ class Process:
 
     def __init__(self, stops: list[tuple[float, float]]):
         self.stops, self.dead = stops, False
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
-        self.most_tasks = 0
+        self._tasks: list[asyncio.Task[Any]] = []  # in the order in which they began, some of them done
+        self.most_tasks = 0  # that were not done at one time
 
     def began(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        self.most_tasks = max(self.most_tasks, len(self._tasks))
+        self._tasks.append(task)
+        if len(self._tasks) > self.most_tasks:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self.most_tasks = max(self.most_tasks, len(self._tasks))
 
     def awake(self, when: float) -> float:
         """The time from which on it runs what was due at `when`."""
@@ -49,6 +50,7 @@ class Process:
     def kill(self) -> None:
         """End all of it; again and again, for `asyncio.wait_for` may miss that it was cancelled."""
         self.dead = True
+        self._tasks = [task for task in self._tasks if not task.done()]
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -75,7 +75,7 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
     ]
     assert claim_limits(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
     assert claim_limits(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
-    plan = RoundPlan("5_aa", frozenset("abc"), leader_of("5_aa", "abc"), 3)
+    plan = RoundPlan("5_aa", frozenset("abc"), leader_of("5_aa", tuple("abc")), 3)
     assert RoundPlan.of("5_aa", records, {}) == plan, "two of the same members are equal"
 
 

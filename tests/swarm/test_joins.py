@@ -115,7 +115,7 @@ def test_a_signature_is_verified_once() -> None:
         join_in(entry, PEERS[2], open_envelope)
 
 
-MEMBERS = ["a", "b", "c", "d", "e"]
+MEMBERS = ("a", "b", "c", "d", "e")
 
 
 def test_nobody_leads_by_its_id() -> None:

@@ -98,7 +98,7 @@ def test_against_whom_there_is_a_proof_does_not_count() -> None:
 
 
 def test_a_leader_that_never_comes_is_not_asked_every_time() -> None:
-    dead = leader_of("5_aa", ["a", "b", "me"])
+    dead = leader_of("5_aa", ("a", "b", "me"))
     mine, asked, living = company("a", "b"), 0, dict[str, Any].fromkeys({"me", "a", "b"} - {dead}, {})
     for number in range(40):
         seen = view("a", "b", time=1000.0 + number)
@@ -258,7 +258,7 @@ def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike(
         board: Any = SimpleNamespace(trainers=lambda: frozenset(names))
         mine = ParticipantSelector("me", board, lambda: (), turn=10.0, clock=clock)
         first = mine.plan(view("b", "c"), *HERE).leader
-        assert first == leader_of("5_aa", names)
+        assert first == leader_of("5_aa", tuple(names))
         clock.now += late
         mine.ended(RoundResult(problem="it broke"), (), (), 5)
         clock.now += 9.0
@@ -268,5 +268,5 @@ def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike(
             clock.now += 5.0
             found[clock.now] = mine.plan(view("b", "c"), *HERE).leader
         moved = SwarmState.of([record(one, epoch=6, digest="bb") for one in names])
-        assert mine.plan(moved, 6, "bb").leader == leader_of("6_bb", names)
+        assert mine.plan(moved, 6, "bb").leader == leader_of("6_bb", tuple(names))
     assert leaders[0] == leaders[1] and set(leaders[0].values()) == set(names)

@@ -94,7 +94,7 @@ def signer_of(path: Path) -> Signer:
 
 def leader_now(peers: Sequence[str], epoch: int, digest: str) -> str:
     """Of these peers, the one that leads the groups of this state."""
-    return leader_of(state_key(epoch, digest), peers)
+    return leader_of(state_key(epoch, digest), tuple(peers))
 
 
 class Stranger:

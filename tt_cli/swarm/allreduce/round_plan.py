@@ -74,7 +74,7 @@ class RoundPlan:
         able = [record for record in able if voices.get(record.peer_id)] or able
         voting = [record for record in able if record.vote]
         leading = voting if len(voting) > liars_among(len(able)) else able
-        leader = leader_of(state_key, [record.peer_id for record in leading], turn)
+        leader = leader_of(state_key, tuple(record.peer_id for record in leading), turn)
         swarm = sum(voices.values()) if voices else len(members)
         return cls(state_key, members, leader, swarm, voices)
 
@@ -122,7 +122,8 @@ class RoundPlan:
             raise ValueError(f"only {len(came)} of {max(len(self.voices), math.ceil(self.swarm))} {TOO_FEW}")
 
 
-def leader_of(state_key: str, peers: Iterable[str], turn: int = 0) -> str:
+@functools.lru_cache(maxsize=16)  # each look at the records asks
+def leader_of(state_key: str, peers: tuple[str, ...], turn: int = 0) -> str:
     """The leader among these of a state's groups in this turn: the smallest hash of all three. "" without peers."""
     return min(peers, key=lambda peer: hashlib.sha256(f"{state_key} {peer} {turn}".encode()).digest(), default="")
 

@@ -88,7 +88,7 @@ class Agreement:
 
 def liars_among(voices: Fraction | int) -> int:
     """The largest number below a third of so many: as many may lie."""
-    return max(0, math.ceil(Fraction(voices) / 3) - 1)
+    return max(0, -(-voices // 3) - 1)
 
 
 def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> bool:

@@ -73,11 +73,8 @@ class ParticipantSelector:
         counted, newcomer = self.counted(view, epoch, {record.peer_id for record in here}, false)
         self._left_out = self._slow_by_most([record for record in view.records if record.peer_id in counted])
         own = [record for record in view.records if record.peer_id == self._me]
-        others = [
-            record
-            for record in here
-            if record.peer_id not in {self._me, *self.shunned} and self.no_shows.expects(record)
-        ]
+        out = self.shunned | {self._me}
+        others = [record for record in here if record.peer_id not in out and self.no_shows.expects(record)]
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         known = voices(record for record in view.records if record.peer_id in counted)
@@ -87,8 +84,8 @@ class ParticipantSelector:
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
         plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
-        plan = replace(plan, steps=bool(counted & self._met), newcomer=newcomer)
-        return replace(plan, avoided=self.shunned, welcome=welcome, allowed=claim_limits([*own, *others], now))
+        steps, allowed = bool(counted & self._met), claim_limits([*own, *others], now)
+        return replace(plan, steps=steps, newcomer=newcomer, avoided=self.shunned, welcome=welcome, allowed=allowed)
 
     def _slow_by_most(self, trainers: Sequence[PeerRecord]) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is no quorum."""
@@ -97,8 +94,9 @@ class ParticipantSelector:
             for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
                 votes[peer] += shares[record.peer_id]
         named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > sum(shares.values()))
-        spare = next(n for n in range(len(shares), -1, -1) if is_quorum(len(shares) - n, len(shares)))
-        return frozenset(peer for _, peer in named[:spare])
+        while named and not is_quorum(len(shares) - len(named), len(shares)):
+            named.pop()
+        return frozenset(peer for _, peer in named)
 
     def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""

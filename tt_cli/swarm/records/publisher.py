@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from hivemind.dht import DHT, DHTNode
@@ -41,6 +41,8 @@ DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
 TELL_SECONDS = 60.0
 
+_owners = lru_cache(maxsize=1024)(owners_of)  # of subkeys that a node took, which are short
+
 Tell = Callable[[BaseException], None]
 
 
@@ -55,7 +57,7 @@ def lives_of(run: RunConfig) -> dict[bytes, float]:
 
 # What a record says for screens alone, or of when it was written: nobody needs to know at once.
 SHOWN = {"samples", "samples_per_second", "total_samples", "loss", "figures", "inner_steps", "time"}
-SHOWN |= {"bytes_sent", "bytes_received", "sent_per_hour", "received_per_hour"}
+NEEDED = PeerRecord.model_fields.keys() - SHOWN - {"bytes_sent", "bytes_received", "sent_per_hour", "received_per_hour"}
 
 
 def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:
@@ -87,7 +89,7 @@ def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, no
     for subkey, value in entries.items():
         try:
             record = PeerRecord.model_validate(value)
-            if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
+            if [record.peer_id] != [peer_id_of(owner) for owner in _owners(subkey)]:
                 continue
             life = LIVES * run.swarm.statistics_expiration
             if not -CLOCK_LEEWAY <= now - record.time <= life + CLOCK_LEEWAY:
@@ -302,7 +304,7 @@ class PeerDirectory:
         if new is None or old is None or new is old:
             return False
         speed, told = new.samples_per_second, old.samples_per_second
-        changed = abs(speed - told) > told / 4 or new.model_dump(exclude=SHOWN) != old.model_dump(exclude=SHOWN)
+        changed = abs(speed - told) > told / 4 or any(getattr(new, name) != getattr(old, name) for name in NEEDED)
         untold, missing, members = self._untold(new)
         near = self.pace < NEAR_SECONDS and untold > 0 and missing > 0
         return changed or near or enough_untold(untold, missing, members)
