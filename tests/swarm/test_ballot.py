@@ -28,7 +28,11 @@ def test_a_vote_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("content", [b"", b"vote", packed(VOTE)[:-1], packed(VOTE) + b"\0", b"\x93\x01\x02\x03"])
+WHOLE = packed(VOTE)
+DAMAGED = {"empty": b"", "words": b"vote", "cut off": WHOLE[:-1], "more": WHOLE + b"\0", "other": b"\x91\x01"}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_no_vote(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trainer.vote"
     path.write_bytes(content)

@@ -50,7 +50,7 @@ class Ballot:
 
 def packed(vote: LastVote) -> bytes:
     """The content of the file."""
-    lock, votes, members = vote.lock, b"".join(vote.votes), tuple(vote.voting)
+    lock, votes, members = vote.lock, b"".join(vote.votes), tuple(sorted(vote.voting))
     return wire.LAST_VOTE.pack((vote.state_key, lock.attempt, lock.voted, lock.shares, votes, vote.said, members))
 
 

@@ -53,9 +53,8 @@ class SwarmState:
         votes, shares = defaultdict[tuple[int, str], Fraction | int](int), voices(voters)
         for record in voters:
             votes[record.state] += shares[record.peer_id]
-        whole = sum(shares.values())
-        believed = [state for state, said in votes.items() if 2 * said >= whole] or [(_middle(voters), "")]
-        return cls(records, *min(believed, key=lambda state: (-state[0], state[1])))
+        believed = [state for state in votes if enough(votes[state], voters)]
+        return cls(records, *min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), "")))
 
     def leads(self, epoch: int, digest: str) -> bool:
         """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over."""
@@ -65,14 +64,14 @@ class SwarmState:
 
     def members(self, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that hold exactly this state, of all that make steps: those who can average together."""
-        return [r for r in self.records if r.epoch == epoch and r.digest == digest and r.averages]
+        return [r for r in self.records if r.averages and r.state == (epoch, digest)]
 
     def late(self, epoch: int, digest: str) -> list[PeerRecord]:
         """Members exactly one step behind: most likely about to finish the step that others have finished.
 
         All that are behind where nobody else holds this state: who steps alone could be ahead of them for ever.
         """
-        behind = [r for r in self.records if r.epoch < epoch and r.averages]
+        behind = [r for r in self.records if r.averages and r.epoch < epoch]
         return behind if len(self.members(epoch, digest)) < 2 else [r for r in behind if r.epoch == epoch - 1]
 
     def trainers(self) -> list[PeerRecord]:
@@ -88,7 +87,7 @@ class SwarmState:
 
     def donors(self) -> list[str]:
         """Peer ids that can hand over the state (epoch, digest), trainers first."""
-        able = [r for r in self.records if r.epoch == self.epoch and r.digest == self.digest and not r.client_mode]
+        able = [r for r in self.records if not r.client_mode and r.state == (self.epoch, self.digest)]
         return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux") if self.digest]
 
 
@@ -152,11 +151,14 @@ def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction | int]:
 
 def shared_voices(users: Mapping[str, str]) -> dict[str, Fraction | int]:
     """As `voices`, of peer ids and the users for whom a pass vouches, "" without one."""
-    if not any(users.values()):
-        return dict.fromkeys(users, 1)
     named = {peer: user.lower() for peer, user in users.items()}
     peers = Counter(named.values())
     return {peer: Fraction(1, peers[user]) if user and peers[user] > 1 else 1 for peer, user in named.items()}
+
+
+def enough(signers: Fraction | int, voters: Iterable[PeerRecord]) -> bool:
+    """Tell whether a state that voters with so many voices signed is the swarm's."""
+    return 2 * signers >= sum(voices(voters).values())
 
 
 def speeds(trainers: Iterable[PeerRecord]) -> list[float]:

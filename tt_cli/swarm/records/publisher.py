@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from hivemind.dht import DHT, DHTNode
@@ -40,8 +40,6 @@ TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
 TELL_SECONDS = 60.0
-
-_owners = lru_cache(maxsize=1024)(owners_of)  # of subkeys that a node took, which are short
 
 Tell = Callable[[BaseException], None]
 
@@ -89,7 +87,7 @@ def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, no
     for subkey, value in entries.items():
         try:
             record = PeerRecord.model_validate(value)
-            if [record.peer_id] != [peer_id_of(owner) for owner in _owners(subkey)]:
+            if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
                 continue
             life = LIVES * run.swarm.statistics_expiration
             if not -CLOCK_LEEWAY <= now - record.time <= life + CLOCK_LEEWAY:
