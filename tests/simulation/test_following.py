@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgpack
 from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
-from simulation.machine import Machine, key_of, run_of
+from simulation.machine import Machine, identity_of, run_of
 from simulation.network import Dht, Line, Network, Node
 from simulation.state import CHUNK, SimulatedState, SimulatedTree
 from simulation.virtual import Process, VirtualClock, in_virtual_time
@@ -91,18 +90,17 @@ class NoAverages(SimulatedAverager):
 async def _follow(pace: float, kind: type[SimulatedAverager]) -> Followed:
     network, run = Network(random.Random(0), Line(), (), {}, None), run_of(MEMBERS, "mean")
     signed, events, held = set[tuple[int, str]](), list[Event](), Held()
-    process, key, clock = Process([]), key_of(AUX), VirtualClock()
-    dht: Any = Dht(Node(network, AUX, PeerID.from_base58(key.peer_id), process), Admission(run), False)
+    process, identity, clock = Process([]), identity_of(AUX), VirtualClock()
+    dht: Any = Dht(Node(network, AUX, PeerID.from_base58(identity.peer_id), process), Admission(run), False)
 
     def note(machine: Machine, step: Step, alone: bool) -> None:
         signed.add((step.epoch, step.digest))
 
     async def begin() -> SimulatedAverager:
-        identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
         sharing: dict[str, Any] = {"source": lambda: None, "read_tree": LongState().read_tree, "clock": clock}
-        averager = kind(run, dht, key, LongState().shapes(), **sharing)
+        averager = kind(run, dht, identity, LongState().shapes(), **sharing)
         directory, keeper = PeerDirectory(run, dht, identity, clock=clock), held  # type: Any, Any
-        follower = StateFollower(run, key.peer_id, keeper, averager, lambda: directory.view, events.append)
+        follower = StateFollower(run, identity.peer_id, keeper, averager, lambda: directory.view, events.append)
         directory.start()
 
         def work() -> None:
