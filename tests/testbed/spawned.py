@@ -12,23 +12,37 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 Call = Callable[..., "Future[Any]"]
 TIMEOUT = 240.0  # an upper bound for a busy machine
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(
-    ["__main__", "torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
-    + ["scipy.optimize", "pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers", "pytest", "hypothesis"]
-)
+PRELOADED = [
+    *("__main__", "torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    *("scipy.optimize", "pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers", "pytest", "hypothesis"),
+]
+_forks, _server = multiprocessing.get_context("forkserver"), cast(Any, forkserver)._forkserver
+_started: int | None = None  # the process that forks, once it runs
+
+
+def forks() -> ForkServerContext:
+    """Processes that are forks. What is tested may have begun a fork server of its own, with other imports."""
+    global _started
+    if _started is None or _server._forkserver_pid != _started:
+        _server._stop()
+        _server.set_forkserver_preload(PRELOADED)
+        _server.ensure_running()
+        _started = _server._forkserver_pid
+    return _forks
 
 
 @contextmanager
 def spawned(environment: Mapping[str, str]) -> Iterator[Call]:
     """`call(function, *arguments)` begins a call of a test module's function there; its exceptions come here."""
-    with ProcessPoolExecutor(1, _forks, initializer=_enter, initargs=({**os.environ, **environment},)) as pool:
+    with ProcessPoolExecutor(1, forks(), initializer=_enter, initargs=({**os.environ, **environment},)) as pool:
         yield pool.submit
 
 
@@ -39,7 +53,7 @@ def python(
     with TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("in", "out", "err")]
         streams[0].write_text(stdin)
-        process = _forks.Process(target=_execute, args=(code, arguments, {**os.environ, **(env or {})}, cwd, streams))
+        process = forks().Process(target=_execute, args=(code, arguments, {**os.environ, **(env or {})}, cwd, streams))
         process.start()
         process.join(TIMEOUT)
         if process.exitcode is None:
