@@ -174,9 +174,7 @@ class Watch:
     def _told(machine: Machine, phase: CommitProtocol) -> list[tuple[str, bool, PartStatus]]:
         about = phase.allreduce.name, phase.allreduce.group.shares, len(phase.allreduce.parts)
         told = machine.node.told
-        heard = [
-            one for one in told if _group(one[2]) == phase.allreduce.group_id
-        ]  # of the many others nothing is read
+        heard = [one for one in told if _group(one[2]) == phase.allreduce.group_id]  # the many others are not read
         return [(peer, answer, status) for peer, answer, said in heard if (status := _status(said, peer, *about))]
 
     def _number(self, peer_id: str) -> int:

@@ -92,7 +92,7 @@ class Again(Member):
         claims = frozenset(str(PEERS[number]) for number in self.claims)
         group = replace(made.group, name=name, shares=self.shares, locked=self.locked, attempt=2, claims=claims)
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], made._local, made.weight, store, "mean")
-        before = self.before and self.before.commit.last_vote(self.locked)
+        before = self.before and self.before.commit.last_vote()
         before = unpacked(packed(before)) if before and self.begun_again else before
         self.commit = self.commit_type(self.allreduce, {"samples": 0, "loss": 0.0}, before)
 

@@ -380,9 +380,9 @@ class Averager(StateBridge, DecentralizedAverager):
         """The state from which a round started, and what this peer says of it in its next join."""
         group, key, now = commit.allreduce.group, commit.allreduce.name.state_key, loop_time()
         last = self._voted if self._voted.state_key == key else LastVote(key)
-        if average := commit.voted:
+        if commit.voted:
             stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
-            last = commit.last_vote(average, stuck_at)
+            last = commit.last_vote(stuck_at)
             # nobody that answered has all of it; who did not may have made it a step, and be cut off for a while
             mute = {*map(str, group.members)} - {*map(str, commit.listening)} | {str(group.me)}
             away = (commit.voting & self._plan.voices.keys()) - commit.asked - mute

@@ -142,10 +142,10 @@ class CommitProtocol:
         unsigned = too_few(mine.used, len(self.members)) or bool({*self.unsigned.values()} - {UNHEARD})
         return b"" if self.proofs or unsigned or MISSING in last._votes else self._hash_of(last._votes)
 
-    def last_vote(self, average: bytes, stuck_at: float = math.inf) -> LastVote:
-        """This member's vote in this round, for the average with this hash."""
+    def last_vote(self, stuck_at: float = math.inf) -> LastVote:
+        """This member's vote in this round, once it votes on all parts."""
         group, votes = self.allreduce.group, tuple(self.phases[-1]._votes)
-        lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=average)
+        lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=self._hash_of(votes))
         return LastVote(group.name.state_key, lock, votes, self._said, self.voting, self, stuck_at)
 
     def _hash_of(self, votes: Sequence[bytes]) -> bytes:
@@ -324,7 +324,7 @@ class CommitProtocol:
         clipped = dict(self.allreduce.reducer.clipped)
         votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
-            self._keep(self.last_vote(self._hash_of(votes)))
+            self._keep(self.last_vote())
             self._signed = SignedVote(mine.name, str(self.me), (self._hash_of(votes),)).sign(mine.signer)
         rest = mine.commitment, clipped, others or {}, self.dropped, heard or {}, self._waited
         return PartStatus(votes, self._said, self._signed, *rest)

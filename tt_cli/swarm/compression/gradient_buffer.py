@@ -157,7 +157,7 @@ class GradientBuffer:
     def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
         """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
         for start, stop, piece in self._pieces(name, values.detach().reshape(-1)):
-            mean = piece.to("cpu", torch.float32).div(divisor)
+            mean = piece.to("cpu", torch.float32, copy=True).div_(divisor)
             self.write(start, stop, self.codec.of(stop <= self.layout.boundary).encode(mean))
 
     def encode_way(self, name: str, begun: torch.Tensor, own: torch.Tensor, left: torch.Tensor | None = None) -> None:
@@ -184,10 +184,10 @@ class GradientBuffer:
 
     def _pieces(self, name: str, flat: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Where each PIECE of a tensor lies in the buffer, and its elements."""
-        start, elements = self.layout.starts[name], flat.numel()
-        for first in range(0, elements, PIECE):
-            last = min(elements, first + PIECE)
-            yield start + first, start + last, flat[first:last]
+        start = self.layout.starts[name]
+        for piece in flat.split(PIECE):
+            yield start, start + len(piece), piece
+            start += len(piece)
 
 
 class DecodedGradients(Mapping[str, torch.Tensor]):

@@ -55,7 +55,8 @@ def lives_of(run: RunConfig) -> dict[bytes, float]:
 
 # What a record says for screens alone, or of when it was written: nobody needs to know at once.
 SHOWN = {"samples", "samples_per_second", "total_samples", "loss", "figures", "inner_steps", "time"}
-NEEDED = PeerRecord.model_fields.keys() - SHOWN - {"bytes_sent", "bytes_received", "sent_per_hour", "received_per_hour"}
+SHOWN |= {"bytes_sent", "bytes_received", "sent_per_hour", "received_per_hour"}
+NEEDED = PeerRecord.model_fields.keys() - SHOWN
 
 
 def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tt_cli.swarm.records.consensus import SwarmState, voices, voters_among
+from tt_cli.swarm.records.consensus import SwarmState, enough, voices, voters_among
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_state import Tree
 
@@ -48,8 +48,7 @@ class TrustedDigests:
         """Tell whether this state was the swarm's in what was read so far."""
         state = tree.step, tree.digest
         if self._voters:
-            signers = voices(self._votes.get(state, {}).values())
-            return 2 * sum(signers.values()) >= sum(voices(self._voters).values())
+            return enough(sum(voices(self._votes.get(state, {}).values()).values()), self._voters)
         return state in self._held
 
     def signed_by(self, peer_id: str, tree: Tree) -> bool:
