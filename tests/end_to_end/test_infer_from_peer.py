@@ -13,7 +13,7 @@ from PIL import Image
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Saved, Step, Synchronised
+from tt_cli.supervisor.events import Saved, Snapshot, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,6 +31,7 @@ def test_an_aux_peer_hands_its_state_to_who_draws_and_to_who_returns(
     (tmp_path / "tiny.toml").write_text(run.to_toml())
     swarm = start_swarm(run)
     aux, address = swarm.members["aux"], swarm.addresses[0]
+    assert swarm.wait(lambda: any(told.swarm["peers"] for told in aux.of(Snapshot)), WAIT), "its own record is there"
 
     early = tt("infer", "owl", "--run", "tiny.toml", "--peer", address)
     assert early.returncode == 1
