@@ -66,7 +66,7 @@ def test_peers_that_die_amid_a_round_take_nobody_with_them(start_swarm: StartSwa
 
 @pytest.mark.promise("A lost commit message changes nobody's state", also="tests/swarm/test_allreduce.py")
 @pytest.mark.promise(
-    "What members voted for in a round that came to nothing is their next step, and no gradient is sent again",
+    "What members precommitted in a round that came to nothing is their next step, and no gradient is sent again",
     also="tests/swarm/test_locks.py",
 )
 @pytest.mark.promise(
@@ -85,13 +85,13 @@ def test_peers_that_die_amid_a_round_take_nobody_with_them(start_swarm: StartSwa
 )
 def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swarm: StartSwarm) -> None:
     """One fault after the other, in one swarm. The last may keep cleo away, and of two alone either may be right."""
-    faults = Faults().fail_at("cleo", 2, "not finite").fail_at("ben", 3, "drop commit")
+    faults = Faults().fail_at("cleo", 2, "not finite").fail_at("ben", 3, "drop precommit")
     faults.fail_at("anna", 4, "unlike averages").fail_at("cleo", 5, "drop commit").fail_at("ben", 6, "unlike averages")
-    faults.fail_at("cleo", 3, "drop commit")  # as ben: nobody hears anybody
+    faults.fail_at("cleo", 3, "drop precommit")  # as ben: nobody hears anybody
     faults.fail_at("anna", 8, "flip a bit").fail_at("ben", 10, "damage memory").fail_at("cleo", 14, "NaN part")
     for step in range(18, 60, 4):  # for who was in rounds of two until then: of two nobody is in the right
         faults.fail_at("anna", step, "unlike averages").fail_at("ben", step + 2, "unlike averages")
-        faults.fail_at("ben", step + 3, "drop commit").fail_at("cleo", step + 3, "drop commit")
+        faults.fail_at("ben", step + 3, "drop precommit").fail_at("cleo", step + 3, "drop precommit")
     swarm, members = start(start_swarm, faults, "anna", "ben", "cleo")
     anna, ben, cleo = everybody = list(members.values())
 

@@ -92,12 +92,17 @@ class MemoryBallot(Ballot):
 class Control(Answer):
     """In the place of hivemind's `StepControl`."""
 
-    def __init__(self, gather: bytes, ends: float, deadline: float):
+    _data_for_gather = b""
+
+    def __init__(self, ends: float, deadline: float):
         super().__init__()
-        self.data_for_gather = wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack(gather)))
         self.scheduled_time, self.deadline, self.weight = ends, deadline, 1.0
         self.stage, self.began_allreduce = AveragingStage.LOOKING_FOR_GROUP, False
         self.triggered, self.seeking = asyncio.Event(), None
+
+    @property
+    def data_for_gather(self) -> bytes:
+        return self._data_for_gather
 
     def allow_allreduce(self) -> None:
         self.triggered.set()
@@ -147,9 +152,9 @@ class InMemoryAverager(DecentralizedAverager):
         method, args, more = message
         self._node.process.run(getattr(self, method)(*args, **more))
 
-    def step(self, *, gather: bytes, timeout: float, scheduled_time: float, **_: Any) -> Control:
+    def step(self, *, timeout: float, scheduled_time: float, **_: Any) -> Control:
         skew = self.clock.dht_time() - self.clock.monotonic()
-        control = Control(gather, scheduled_time - skew, self.clock.monotonic() + timeout)
+        control = Control(scheduled_time - skew, self.clock.monotonic() + timeout)
         self._post(("_step", [], {"step": control, "future_for_init": None}))
         return control
 
@@ -179,15 +184,15 @@ class InMemoryAverager(DecentralizedAverager):
                 step.set_exception(error)
 
     async def _seek(self, control: Control) -> GroupInfo:
-        keys, shown = self._keys(), control.data_for_gather
+        keys = self._keys()
         seek = self._lead if keys.plan.leader == str(self.peer_id) else self._follow
-        group = await seek(control, keys.current_key, peer_of(keys.plan.leader), shown)
+        group = await seek(control, keys.current_key, peer_of(keys.plan.leader))
         await keys.update_key_on_group_assembled(group)
         control.stage = AveragingStage.AWAITING_TRIGGER
         await control.triggered.wait()
         return group
 
-    async def _lead(self, control: Control, key: str, leader: PeerID, shown: bytes) -> GroupInfo:
+    async def _lead(self, control: Control, key: str, leader: PeerID) -> GroupInfo:
         loop, entropy = asyncio.get_running_loop(), self._node.network.entropy
         self._joined, self._led, self._led_key = {}, loop.create_future(), key
         try:
@@ -199,7 +204,7 @@ class InMemoryAverager(DecentralizedAverager):
                 except TimeoutError:
                     if not self._joined:
                         raise MatchmakingException("could not find a group") from None
-            gathered = {self.peer_id: shown, **self._joined}
+            gathered = {self.peer_id: control.data_for_gather, **self._joined}
             group = GroupInfo(entropy.randbytes(8), tuple(gathered), tuple(gathered.values()))
             self._led.set_result(group)
             return group
@@ -235,9 +240,10 @@ class InMemoryAverager(DecentralizedAverager):
             gathered=group.gathered,
         )
 
-    async def _follow(self, control: Control, key: str, leader: PeerID, shown: bytes) -> GroupInfo:
-        request = averaging_pb2.JoinRequest(gather=shown, client_mode=self.client_mode, group_key=key)
+    async def _follow(self, control: Control, key: str, leader: PeerID) -> GroupInfo:
+        shown = control.data_for_gather
         while True:
+            request = averaging_pb2.JoinRequest(gather=shown, client_mode=self.client_mode, group_key=key)
             try:
                 async for message in await self._stub(leader).rpc_join_group(request):
                     if message.code == averaging_pb2.BEGIN_ALLREDUCE:

@@ -45,11 +45,13 @@ MOST_TASKS = 60  # of one machine, beside some for each other member
 
 
 @functools.lru_cache(2**12)  # each is looked at in some steps
-def _status(said: bytes, peer: str, name: RoundName, shares: tuple[int, ...], parts: int) -> PartStatus | None:
+def _status(
+    said: bytes, peer: str, parts: int, name: RoundName, attempt: int, shares: tuple[int, ...]
+) -> PartStatus | None:
     """The word of this member about this round; None for what is none, as votes are that it did not sign."""
     try:
         status = read_status(said, parts)
-        vote = SignedVote(name, peer, (average_hash(shares, status.hashes),))
+        vote = SignedVote(name, peer, attempt, shares, (average_hash(shares, status.hashes),))
         signed = MISSING in status.hashes or SignedVote.read(status.vote, opened) == vote
         return status if signed and group_of(said) == name.group_id else None
     except ValueError:
@@ -172,7 +174,8 @@ class Watch:
 
     @staticmethod
     def _told(machine: Machine, phase: CommitProtocol) -> list[tuple[str, bool, PartStatus]]:
-        about = phase.allreduce.name, phase.allreduce.group.shares, len(phase.allreduce.parts)
+        group = phase.allreduce.group
+        about = len(phase.allreduce.parts), group.name, group.attempt, group.shares
         told = machine.node.told
         heard = [one for one in told if _group(one[2]) == phase.allreduce.group_id]  # the many others are not read
         return [(peer, answer, status) for peer, answer, said in heard if (status := _status(said, peer, *about))]

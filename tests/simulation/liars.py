@@ -16,12 +16,13 @@ from simulation.state import SimulatedTree
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.messages import Commitment, SignedVote, average_hash
+from tt_cli.swarm.allreduce.messages import Commitment, RoundName, SignedVote
+from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
 from tt_cli.swarm.allreduce.votes import group_of, read_status
 
 METHODS = (
-    *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),
-    "rpc_state_chunks",
+    *("rpc_aggregate_part", "rpc_settle", "rpc_precommit", "rpc_fetch_average", "rpc_audit", "rpc_join_group"),
+    *("rpc_accuse", "rpc_state_chunks"),
 )
 
 
@@ -80,7 +81,8 @@ def repeat(entropy: random.Random) -> Lie:
 
 def broken(entropy: random.Random) -> Lie:
     """Breaks every stream on which it should give an average, or say what it has."""
-    methods = ("rpc_aggregate_part!", "rpc_settle", "rpc_settle!")[: entropy.choice([1, 3])]
+    methods = ("rpc_aggregate_part!", "rpc_settle", "rpc_settle!", "rpc_precommit", "rpc_precommit!")
+    methods = methods[: entropy.choice([1, 5])]
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
         if method in methods:
@@ -153,8 +155,7 @@ class Turned:
         hashes = list(status.hashes)
         for index in allreduce._own:
             hashes[index] = part_hash(self._turned(allreduce, index))
-        whole = average_hash(allreduce.group.shares, hashes)
-        vote = SignedVote(allreduce.name, str(allreduce.me), (whole,)).sign(allreduce.signer) if status.vote else b""
+        vote = allreduce.group.vote(allreduce.me, hashes).sign(allreduce.signer) if status.vote else b""
         commitment = self._signed(allreduce, status.commitment)
         return replace(status, hashes=tuple(hashes), vote=vote, commitment=commitment).pack(allreduce.group_id)
 
@@ -209,8 +210,7 @@ def double(entropy: random.Random) -> Lie:
         for allreduce in (one for one in phases if one.group_id == group_of(message)):
             status = read_status(message, len(allreduce.parts))
             hashes = (part_hash(b"another"), *status.hashes[1:])
-            whole = average_hash(allreduce.group.shares, hashes)
-            vote = SignedVote(allreduce.name, str(allreduce.me), (whole,)).sign(allreduce.signer)
+            vote = allreduce.group.vote(allreduce.me, hashes).sign(allreduce.signer)
             return replace(status, hashes=hashes, vote=vote if status.vote else b"").pack(allreduce.group_id)
         return message
 
@@ -240,15 +240,47 @@ class Locks:
 
     def _changed(self, signer: Any, entry: bytes) -> bytes:
         fields = joined(entry)
-        liars, attempt, _, shares, _ = fields[-1]
-        made_up = liars, attempt + 2, attempt + 1, shares or (1, 1), random.Random(f"{fields[2]}").randbytes(32)
-        fields[-1] = (self._entropy.choice([liars, 7]), attempt, 0, (), b"") if self._hides else made_up
-        return entry_of(signer.sign(fields))
+        liars, attempt, _ = fields[-1]
+        if self._hides:
+            fields[-1] = self._entropy.choice([liars, 7]), attempt, b""
+            return entry_of(signer.sign(fields))
+        made_up = random.Random(f"{fields[2]}").randbytes(32)
+        name, fields[-1] = RoundName(fields[1], fields[2], bytes(32)), (liars, attempt + 2, made_up)
+        vote = SignedVote(name, signer.peer_id, attempt + 1, (1, 1), (made_up,)).sign(signer)
+        return entry_of(signer.sign(fields), (*read_entry(entry)[1], vote))
+
+
+class Hoarder(Locks):
+    """Is locked on what it knows that others have voted for, whatever came of it, and gives that to nobody."""
+
+    def __call__(self, node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method == "rpc_fetch_average!":
+            return None
+        self._heard = [
+            (status.vote, phase.allreduce.name.state_key)
+            for commit in node.averager._rounds.values()
+            for phase in commit.phases
+            for status in phase.statuses.values()
+            if status.vote
+        ]
+        return super().__call__(node, peer, method, message)
+
+    def _changed(self, signer: Any, entry: bytes) -> bytes:
+        fields = joined(entry)
+        votes = [SignedVote.read(vote, signer.opened) for vote, state_key in self._heard if state_key == fields[2]]
+        if not votes:
+            return entry
+        average = self._entropy.choice(votes).average
+        liars, attempt, _ = fields[-1]
+        fields[-1] = liars, attempt, average
+        mine = replace(votes[-1], voter=signer.peer_id, hashes=(average,)).sign(signer)
+        shown = [vote for vote, _ in self._heard if SignedVote.read(vote, signer.opened).average == average]
+        return entry_of(signer.sign(fields), (*shown, mine))
 
 
 def envelope_in(entry: bytes) -> bytes:
     """The signed join in what a leader hands out of a member."""
-    return wire.SIGNED_JOIN.read(wire.GATHERED.read(entry)[2])
+    return read_entry(entry)[0]
 
 
 def joined(entry: bytes) -> list[Any]:
@@ -256,15 +288,20 @@ def joined(entry: bytes) -> list[Any]:
     return [*wire.JOIN.read(wire.ENVELOPE.read(envelope_in(entry))[0])]
 
 
-def entry_of(envelope: bytes) -> bytes:
-    """What a leader hands out of a member."""
-    return wire.GATHERED.pack((None, 1, wire.SIGNED_JOIN.pack(envelope)))
-
-
 class Leader:
     """Changes what it hands out where it leads, to all or to some."""
 
-    WAYS = ("nobody listens", "signs for others", "without", "old", "twice", "swapped", "elsewhere", "halves")
+    WAYS = (
+        "nobody listens",
+        "signs for others",
+        "without",
+        "old",
+        "twice",
+        "swapped",
+        "elsewhere",
+        "halves",
+        "unshown",
+    )
 
     def __init__(self, entropy: random.Random):
         self._ways = entropy.sample(self.WAYS, entropy.randint(1, 3))
@@ -312,6 +349,8 @@ class Leader:
             gathered[one], gathered[mine] = gathered[mine], gathered[one]
         elif way == "elsewhere":
             gathered[mine] = entry_of(signer.sign(self._join(gathered[mine], 3, str(PeerID(peers[one])))))
+        elif way == "unshown":
+            gathered[mine] = entry_of(envelope_in(gathered[mine]))
         elif way == "halves":  # which need nothing of it: it reduces in neither
             gathered[mine] = entry_of(signer.sign(self._join(gathered[mine], 5, False)))
             first = {peer for place, peer in enumerate(sorted({*peers} - {me})) if place % 2}
@@ -330,5 +369,5 @@ class Leader:
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "evasive": evasive,
     "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader, "locks": Locks,
-    "double": double,
+    "double": double, "hoarder": Hoarder,
 }  # fmt: skip

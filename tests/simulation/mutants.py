@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "commit: half is heard": Mutant(
         "allreduce.votes",
-        "is_quorum(sum(those.get(peer, 0) for peer in there), sum(those.values()), lying)",
+        "is_quorum(sum(those[peer] for peer in there & those.keys()), sum(those.values()), lying)",
         "bool(there)",
         "moment",
     ),
@@ -105,13 +105,22 @@ MUTANTS = {
         "restart",
     ),
     "lock: what was voted for is forgotten": Mutant(
-        "allreduce.votes", "return max(ranked)[-1] if ranked else None", "return None", "moment"
+        "allreduce.votes", "return max(ranked, default=None)", "return None", "moment"
+    ),
+    "commit: a quorum's votes are enough": Mutant(
+        "allreduce.commit", "lambda: self._has_quorum(self.precommits)", "lambda: True", "precommit"
+    ),
+    "lock: whoever leads is believed": Mutant(
+        "averager",
+        "if mine and not (made and (made.average == mine.average or made.attempt > mine.attempt)):",
+        "if False:",
+        "precommit",
     ),
     "lock: one vote is enough": Mutant("allreduce.votes", "if heard > liars:", "if True:", "locks"),
     "lock: what nobody can give is kept": Mutant(
-        "averager", "if now >= stuck_at + (group.longest if away else 0.0):", "if False:", "moment"
+        "averager", "if now >= self._stuck[1] + (group.longest if away else 0.0):", "if False:", "moment"
     ),
-    "commit: newcomers vote": Mutant("allreduce.commit", "dropped, group.liars, group.steps)", "dropped, group.liars)"),
+    "commit: newcomers vote": Mutant("allreduce.commit", "(voices, group.liars, group.steps)", "(voices, group.liars)"),
     "quorum: newcomers count by their records": Mutant(
         "allreduce.round_plan",
         "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",

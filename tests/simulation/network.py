@@ -53,13 +53,20 @@ class Cut:
 
 @dataclass(frozen=True)
 class Line:
-    """The usual line. delay: mean seconds of a message. loss, twice: chances of one, from `since` to `until`."""
+    """The usual line. delay: mean seconds of a message; steady: each takes so long.
+
+    loss, twice: chances of one, from `since` to `until`.
+    """
 
     delay: float = 0.02
+    steady: bool = False
     loss: float = 0.0
     twice: float = 0.0
     since: float = 0.0
     until: float = 0.0
+
+
+USUAL = Line()
 
 
 class Network:
@@ -96,7 +103,7 @@ class Network:
     def fate(self, a: int, b: int, what: str) -> tuple[float, bool]:
         """Seconds until a message arrives, and whether it does."""
         now, entropy = self.now, self.entropy
-        delay = entropy.expovariate(1.0) * self.usual(a, b)
+        delay = (1.0 if self.line.steady else entropy.expovariate(1.0)) * self.usual(a, b)
         arrives = not self.line.since <= now < self.line.until or entropy.random() >= self.line.loss
         for cut in self.cuts:
             if cut.parts(a, b, now + delay):

@@ -16,7 +16,7 @@ from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
 from simulation.lines import MBIT, Lines, Rate
 from simulation.machine import identity_of, measured_line, run_of
-from simulation.network import Dht, Line, Network, Node
+from simulation.network import USUAL, Dht, Line, Network, Node
 from simulation.state import read_tree
 from simulation.virtual import Process, VirtualClock
 
@@ -28,9 +28,13 @@ from tt_cli.swarm.membership.admission import Admission
 
 @dataclass(frozen=True)
 class LinedRound:
-    """One round. seconds: of transfer and commit, the slowest member's. uploads: Mbit/s that each said it carries."""
+    """One round. seconds: of transfer and commit, the slowest member's; commit: of that alone, the longest.
+
+    uploads: Mbit/s that each said it carries.
+    """
 
     seconds: float
+    commit: float
     uploads: tuple[float, ...]
     problems: tuple[str, ...]
 
@@ -64,12 +68,14 @@ class LinedPeer:
         return result
 
 
-async def rounds_over(mbit: Sequence[float], gradients: Mapping[str, torch.Tensor], rounds: int) -> list[LinedRound]:
-    """So many rounds of members with these lines each way, all with these gradients."""
+async def rounds_over(
+    mbit: Sequence[float], gradients: Mapping[str, torch.Tensor], rounds: int, line: Line = USUAL
+) -> list[LinedRound]:
+    """So many rounds of members with these lines each way, all with these gradients. line: what delays messages."""
     times = {"averaging_timeout": 280.0, "matchmaking_time": 10.0, "next_chunk_timeout": 20.0}
     run = run_of(len(mbit), "mean").replaced({f"swarm.{name}": seconds for name, seconds in times.items()})
     lines = Lines({number: Rate(rate * MBIT, rate * MBIT) for number, rate in enumerate(mbit)})
-    network = Network(random.Random(0), Line(), (), {}, lines)
+    network = Network(random.Random(0), line, (), {}, lines)
     peers = [LinedPeer(network, number, run, gradients) for number in range(len(mbit))]
     names, made = frozenset(peer.name for peer in peers), list[LinedRound]()
     for number in range(rounds):
@@ -77,7 +83,8 @@ async def rounds_over(mbit: Sequence[float], gradients: Mapping[str, torch.Tenso
         plan = RoundPlan(f"{number}_00", names, min(names), len(names))
         results = await asyncio.gather(*(peer.round(plan) for peer in peers))
         seconds = max(result.seconds["transfer"] + result.seconds["commit"] for result in results)
-        made.append(LinedRound(seconds, uploads, tuple(filter(None, (result.problem for result in results)))))
+        commit = max(result.seconds["commit"] for result in results)
+        made.append(LinedRound(seconds, commit, uploads, tuple(filter(None, (result.problem for result in results)))))
     for peer in peers:
         peer.process.kill()
     return made

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 210, "split": 140, "moment": 140},
     **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50},
-    **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30},
+    **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
     **{"liar": 70, "donor": 50, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly

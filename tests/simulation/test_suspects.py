@@ -12,16 +12,16 @@ import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from simulation.averager import HashSigner
+from simulation.averager import Control, HashSigner
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import in_virtual_time
 
 from tt_cli.supervisor.reporter import WorkerBroken
-from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, SignedJoin
-from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
+from tt_cli.swarm.allreduce.commit import LastVote
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
+from tt_cli.swarm.allreduce.round_plan import Contribution, FalseGroup, RoundPlan, entry_of, join_in, read_entry
 from tt_cli.swarm.allreduce.votes import liars_among
 from tt_cli.swarm.averager import LAST_ATTEMPT, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
@@ -82,16 +82,110 @@ def test_a_group_repeats_what_its_members_voted_for_unless_all_of_these_may_lie(
         await averager._prepare_round(RoundPlan("0_00", swarm=trainers))
         await averager._contribute(Contribution(40, 8.0))
         joins = joins_of(3)
-        one, other, _ = joins
-        joins[one] = replace(joins[one], lock=Lock(0, 2, 1, (5, 1), bytes(32)))
+        one, other, third = joins
+        joins[one] = replace(joins[one], lock=Lock(0, 2, bytes(32)))
         joins[other] = replace(joins[other], lock=Lock(liars_among(trainers), LAST_ATTEMPT - 7))
-        group = averager._begin(b"group", joins, 40.0).allreduce.group
+        joins[third] = replace(joins[third], lock=Lock(liars_among(trainers)))
+        name = RoundName(averager._run.identity, "0_00", bytes(32))
+        shown = SignedVote(name, str(one), 1, (5, 1), (bytes(32),)).sign(HashSigner(str(one)))
+        group = averager._begin(b"group", joins, 40.0, [shown, b"nonsense"]).allreduce.group
         assert (group.locked, group.attempt) == (bytes(32) if repeated else b"", LAST_ATTEMPT - 6)
-        assert group.shares == ((5, 1) if repeated else (1, 1, 1))
+        assert group.shares == ((5, 1) if repeated else (1, 1, 1)) and group.claims == (
+            {str(one)} if repeated else set()
+        )
+        assert not averager._begin(b"group", joins, 40.0).allreduce.group.locked, "nobody's word is a vote"
         joins[other] = replace(joins[other], lock=Lock(0, LAST_ATTEMPT))
         last = averager._begin(b"group", joins, 40.0).allreduce.group.attempt
-        lock = replace(joins[one], lock=Lock(1, last, last))
+        lock = replace(joins[one], lock=Lock(1, last))
         assert SignedJoin.read(lock.sign(averager.signer), averager.signer.opened)[1] == lock, "others read it"
+
+    with_averager(check)
+
+
+def test_who_precommitted_refuses_a_group_without_the_votes_that_it_showed() -> None:
+    """It insists on no more than others can see: votes of too few of the group count for nobody."""
+
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", swarm=4))
+        await averager._contribute(Contribution(40, 8.0))
+        claims = [bytes(31) + kind for kind in (b"a", b"b", b"c")] + [b""]
+        joins = {
+            peer: replace(join, lock=Lock(1, average=claim))
+            for (peer, join), claim in zip(joins_of(4).items(), claims, strict=True)
+        }
+        peers, name = list(map(str, joins)), RoundName(averager._run.identity, "0_00", bytes(32))
+
+        def signed(number: int, attempt: int, average: bytes) -> bytes:
+            vote = SignedVote(name, peers[number], attempt, (1,), (average,))
+            return vote.sign(HashSigner(peers[number]))
+
+        mine, later = (
+            [signed(n, attempt, bytes(31) + kind) for n in (0, 1, 2)] for attempt, kind in ((3, b"a"), (4, b"b"))
+        )
+        equal = [signed(number, 3, bytes(31) + b"c") for number in (1, 2)]
+        averager._voted = LastVote("0_00", 3, (1,), (bytes(16),), shown=tuple(mine))
+        for shown in ([], mine[:1], equal):
+            with pytest.raises(FalseGroup, match="without the votes that this peer has shown"):
+                averager._begin(b"group", joins, 40.0, shown)
+        for shown, locked in ((mine, b"a"), (mine[1:], b"a"), (later[1:], b"b"), (mine + later, b"b")):
+            assert averager._begin(b"group", joins, 40.0, shown).allreduce.group.locked == bytes(31) + locked
+        unclaimed = {peer: replace(join, lock=Lock(1)) for peer, join in joins.items() if str(peer) != peers[0]}
+        unclaimed |= {averager.peer_id: joins[averager.peer_id]}
+        assert averager._begin(b"group", unclaimed, 40.0, mine + later).allreduce.group.locked == claims[0]
+        few = {peer: join for peer, join in joins.items() if str(peer) not in peers[1:3]}
+        assert not averager._begin(b"group", few, 40.0, mine).allreduce.group.locked
+
+    with_averager(check)
+
+
+def test_what_was_voted_for_before_the_organiser_took_the_run_back_counts_no_more() -> None:
+    async def run() -> None:
+        machine = Machine(Network(random.Random(0), Line(), (), {}), 0, run_of(3, "mean"), lambda *_: None)
+        machine.start()
+        await asyncio.sleep(0.1)
+        averager: Averager = machine.collaboration.averager
+        averager._voted, shown = LastVote("0_00", 3, (1,), (bytes(16),), shown=(b"vote",)), []
+        for averager.era in (0, 2):
+            averager.seek(RoundPlan("0_00", leader=key_of(1).peer_id))
+            await asyncio.sleep(0.1)
+            entry = averager._matchmaking.step_control.data_for_gather
+            join = join_in(entry, averager.peer_id, averager.signer.opened)
+            shown.append((join.state_key, join.lock.average, read_entry(entry)[1]))
+        assert shown == [("0_00", averager._voted.average, (b"vote",)), ("0_00_2", b"", ())]
+        machine.kill()
+
+    in_virtual_time(run())
+
+
+def test_a_leader_shows_all_members_each_vote_once() -> None:
+    async def check(averager: Averager) -> None:
+        me, now = str(averager.peer_id), averager.clock.dht_time()
+        peers = [str(peer) for peer in joins_of(4)]
+        await averager._prepare_round(RoundPlan("0_00", frozenset(peers), me, 4, avoided=frozenset(peers[3:])))
+        averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
+        averager._matchmaking.step_control = leading = Control(0.0, 0.0)
+        leading._data_for_gather = entry_of(b"its own join")
+        name = RoundName(averager._run.identity, "0_00", bytes(32))
+
+        def signed(number: int, attempt: int, name: RoundName = name) -> bytes:
+            vote = SignedVote(name, peers[number], attempt, (1,), (bytes(32),))
+            return vote.sign(HashSigner(peers[number]))
+
+        newest = [signed(number, 2) for number in range(3)]
+        elsewhere, avoided = signed(1, 9, replace(name, state_key="1_00")), signed(3, 2)
+        for number, votes in (
+            (1, newest[:2]),
+            (2, [signed(0, 1), signed(1, 1), newest[2], elsewhere, avoided, b"no vote"]),
+        ):
+            join = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "").sign(
+                HashSigner(peers[number])
+            )
+            request = averaging_pb2.JoinRequest(gather=entry_of(join, votes), group_key="key")
+            context = P2PContext("", "", PeerID.from_base58(peers[number]))
+            assert (await anext(averager.rpc_join_group(request, context))).code == averaging_pb2.ACCEPTED
+            assert averager._joined[context.remote_id] == entry_of(join)
+        own, shown = read_entry(leading.data_for_gather)
+        assert own == b"its own join" and sorted(shown) == sorted(newest)
 
     with_averager(check)
 
@@ -105,8 +199,7 @@ def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
         averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
 
         async def asked(join: SignedJoin, signer: str = other) -> int:
-            gathered = wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack(join.sign(HashSigner(signer)))))
-            request = averaging_pb2.JoinRequest(gather=gathered, group_key="key")
+            request = averaging_pb2.JoinRequest(gather=entry_of(join.sign(HashSigner(signer))), group_key="key")
             context = P2PContext("", "", PeerID.from_base58(other))
             async for answer in averager.rpc_join_group(request, context):
                 return answer.code

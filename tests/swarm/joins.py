@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.utils import MSGPackSerializer
 from swarm.rounds import NAME, PEERS, SIGNERS
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import SignedJoin
 
 NOW = 1000.0  # DHT time at which all of them join
@@ -20,8 +20,8 @@ def join_of(**changes: Any) -> SignedJoin:
 
 
 def packed(envelope: bytes, mode: int = 0) -> bytes:
-    """As hivemind's averager packs what a step gathers."""
-    return bytes(MSGPackSerializer.dumps([None, mode, MSGPackSerializer.dumps(envelope)]))
+    """An entry, with this in the place of hivemind's mode."""
+    return wire.GATHERED.pack((None, mode, wire.SIGNED_JOIN.pack((envelope, ()))))
 
 
 def entry_of(number: int, **changes: Any) -> bytes:

@@ -148,12 +148,19 @@ class Member:
             reach("rpc_settle")
             return await asyncio.wait_for(there.rpc_settle(message, me), timeout)
 
+        async def rpc_precommit(message: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            reach("rpc_precommit")
+            return await asyncio.wait_for(there.rpc_precommit(message, me), timeout)
+
         async def rpc_fetch_average(message: runtime_pb2.ExpertInfo) -> Any:
             reach("rpc_fetch_average")
             return there.rpc_fetch_average(message)
 
         return SimpleNamespace(
-            rpc_aggregate_part=rpc_aggregate_part, rpc_settle=rpc_settle, rpc_fetch_average=rpc_fetch_average
+            rpc_aggregate_part=rpc_aggregate_part,
+            rpc_settle=rpc_settle,
+            rpc_precommit=rpc_precommit,
+            rpc_fetch_average=rpc_fetch_average,
         )
 
     async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
@@ -169,6 +176,13 @@ class Member:
         if phase is None:
             raise ConnectionError("no such round here")
         return await phase.answer(context.remote_id, message)
+
+    async def rpc_precommit(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        group_id, signed = wire.PRECOMMITTED.read(message)
+        phase = await self.commit.phase(group_id)
+        if phase is None:
+            raise ConnectionError("no such round here")
+        return wire.PRECOMMITTED.message((group_id, await phase.precommit(context.remote_id, signed)))
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         key, parts = wire.PARTS_REQUEST.read(message)

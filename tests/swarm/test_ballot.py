@@ -6,16 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from swarm.rounds import Member, run_round
+from swarm.rounds import Member, Outcome, run_round
 
-from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Lock, average_hash
 from tt_cli.swarm.ballot import Ballot, packed
 
 VOTES = (bytes(15) + b"1", bytes(15) + b"2")
-LOCK = Lock(0, 3, 2, (1, 1), average_hash((1, 1), VOTES))
-VOTE = LastVote("5_ab", LOCK, VOTES, {"samples": 8, "loss": 1.5}, frozenset({"a", "b"}))
+VOTE = LastVote("5_ab", 3, (1, 1), VOTES, {"samples": 8, "loss": 1.5}, frozenset({"a", "b"}), (b"one's", b"other's"))
 
 
 def test_a_vote_is_read_as_it_was_kept(tmp_path: Path) -> None:
@@ -25,6 +23,7 @@ def test_a_vote_is_read_as_it_was_kept(tmp_path: Path) -> None:
     for vote in (VOTE, LastVote("6_cd"), replace(VOTE, state_key="7_ef")):
         ballot.keep(vote)
         assert Ballot(path).read() == vote
+        assert vote.lock == Lock(0, vote.attempt, average_hash((1, 1), VOTES) if vote.shown else b"")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -55,19 +54,23 @@ class Killed(Member):
     def end(self, vote: LastVote) -> None:
         raise ConnectionError("killed")
 
+    async def take_part(self) -> Outcome:
+        with pytest.raises(ConnectionError, match="killed"):
+            await super().take_part()
+        return Outcome(self.allreduce, self.commit, self.store)
 
-def test_nobody_is_told_a_vote_that_is_not_kept() -> None:
-    kept: list[tuple[LastVote, bytes]] = []
+
+def test_nobody_is_told_a_precommit_that_is_not_kept() -> None:
+    kept: list[tuple[LastVote, dict[str, bytes]]] = []
 
     class Keeping(Member):
         def prepare(self) -> None:
             super().prepare()
-            self.commit._keep = lambda vote: kept.append((vote, self.commit._signed))
+            self.commit._keep = lambda vote: kept.append((vote, self.commit.precommits))
 
     *honest, killed = run_round(Keeping(0), Keeping(1), Killed(2))
-    assert killed.commit.dropped and not killed.commit._signed
-    for outcome in honest:
-        status = outcome.commit.statuses.get(str(killed.allreduce.me))
-        assert status is None or MISSING in status.hashes or not status.vote
-    assert [signed for _, signed in kept] == [b""] * len(kept) and len(kept) == len(honest)
-    assert {vote.lock.average for vote, _ in kept} == {honest[0].commit.voted}
+    ended = str(killed.allreduce.me)
+    for outcome in (*honest, killed):
+        assert ended not in outcome.commit.precommits and len(outcome.commit.precommits) == 2
+    assert len(kept) == len(honest) and all(str(vote.commit.me) not in told for vote, told in kept)
+    assert {vote.lock.average for vote, _ in kept} == {honest[0].commit.last_vote().average}

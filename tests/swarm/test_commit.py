@@ -24,16 +24,25 @@ from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     NotProven,
+    Precommit,
     RoundRules,
     SignedVote,
     average_hash,
     open_envelope,
+    read_votes,
     verify,
-    voters,
 )
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
 from tt_cli.swarm.allreduce.result import DOUBLE, outcome_of
-from tt_cli.swarm.allreduce.votes import PartStatus, agree, group_of, is_quorum, liars_among, read_status
+from tt_cli.swarm.allreduce.votes import (
+    PartStatus,
+    agree,
+    electorates_of,
+    group_of,
+    is_quorum,
+    liars_among,
+    read_status,
+)
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
 A, B = part_hash(b"a"), part_hash(b"b")
@@ -45,7 +54,7 @@ HASHES = st.lists(st.sampled_from([A, B, MISSING]), min_size=3, max_size=3)
 def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, list[bytes]]) -> None:
     ends = {}
     for me, own in hashes.items():
-        found = agree(own, hashes, dict.fromkeys(hashes, 1))
+        found = agree(own, hashes, electorates_of(dict.fromkeys(hashes, 1)))
         for index, (wanted, holders) in found.wanted.items():
             assert wanted != own[index] and holders and all(hashes[peer][index] == wanted for peer in holders)
         mended = [found.wanted[index][0] if index in found.wanted else one for index, one in enumerate(own)]
@@ -69,7 +78,8 @@ def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, l
     ],
 )
 def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
-    found = agree([column[0]], {peer: [one] for peer, one in zip("mxy", column, strict=True)}, dict.fromkeys("mxy", 1))
+    votes = {peer: [one] for peer, one in zip("mxy", column, strict=True)}
+    found = agree([column[0]], votes, electorates_of(dict.fromkeys("mxy", 1)))
     wrong = {"lost": found.lost, "disputed": found.disputed, "unconfirmed": found.unconfirmed}
     assert [name for name, parts in wrong.items() if parts] == [outcome] * (outcome in wrong)
     if outcome in "AB":
@@ -97,7 +107,7 @@ def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
 def test_who_did_not_hear_enough_commits_nothing(column: list[bytes], silent: int, commits: bool) -> None:
     votes = {str(number): [one] for number, one in enumerate(column)}
     voices = dict.fromkeys(map(str, range(len(column) + silent)), 1)
-    assert agree([column[0]], votes, voices).reached is commits
+    assert agree([column[0]], votes, electorates_of(voices)).reached is commits
 
 
 @pytest.mark.parametrize(
@@ -117,7 +127,7 @@ def test_votes_count_by_users_and_by_how_many_of_the_swarm_may_lie(
 ) -> None:
     members = {str(number): voice for number, voice in enumerate(voices)}
     votes = {peer: [A] if int(peer) < voting else [MISSING] for peer in members}
-    assert agree([A], votes, members, liars=liars_among(trainers)).reached is commits
+    assert agree([A], votes, electorates_of(members, liars_among(trainers))).reached is commits
 
 
 @pytest.mark.parametrize(
@@ -126,7 +136,7 @@ def test_votes_count_by_users_and_by_how_many_of_the_swarm_may_lie(
 def test_a_part_needs_the_votes_of_those_who_have_made_steps_and_of_all(voting: str, commits: bool) -> None:
     """Of a, b and c and the newcomers x, y and z: a quorum of three is two, and one of six four."""
     votes = {peer: [A] if peer in voting else [MISSING] for peer in "abcxyz"}
-    assert agree([A], votes, dict.fromkeys("abcxyz", 1), steps="abc").reached is commits
+    assert agree([A], votes, electorates_of(dict.fromkeys("abcxyz", 1), steps="abc")).reached is commits
 
 
 @pytest.mark.parametrize("liars", [0, 1])
@@ -134,7 +144,7 @@ def test_one_alone_who_has_made_steps_commits_what_newcomers_commit(liars: int) 
     """Of four trainers, of whom one may lie, as a member knows that has made steps; those who begin do not."""
     for voting, commits in (("axy", True), ("xy", False)):
         votes = {peer: [A] if peer in voting else [MISSING] for peer in "axy"}
-        assert agree([A], votes, dict.fromkeys("axy", 1), liars=liars, steps="a").reached is commits
+        assert agree([A], votes, electorates_of(dict.fromkeys("axy", 1), liars, "a")).reached is commits
 
 
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
@@ -145,7 +155,8 @@ def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data:
     for me, own in enumerate(column):
         heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
         votes = {str(one): [column[one]] for one in heard | {me}}
-        found = agree([own], votes, dict.fromkeys(map(str, range(len(column))), 1), {*map(str, heard & dropped)})
+        everybody = electorates_of(dict.fromkeys(map(str, range(len(column))), 1))
+        found = agree([own], votes, everybody, {*map(str, heard & dropped)})
         assert bool(found.unheard) != is_quorum(1 + len(heard - dropped), len(column))
         if found.reached and me not in dropped:
             ends.add(found.wanted[0][0] if found.wanted else own)
@@ -307,21 +318,26 @@ def test_a_header_that_cannot_be_is_refused(header: object) -> None:
         take([message([*header, []] if isinstance(header, list) else header)])
 
 
-def test_members_sign_what_they_vote_for_and_their_votes_are_kept_with_the_average() -> None:
+def test_members_sign_what_they_commit_and_a_quorum_of_that_is_kept_with_the_average() -> None:
     outcomes = run_round(*map(Member, range(4)))
     for outcome in outcomes:
         average = average_hash(outcome.store.shares, outcome.store.hashes)
-        assert voters(outcome.commit.votes, NAME.run, NAME.state_key, average, open_envelope) == {*map(str, PEERS)}
-        assert not voters(outcome.commit.votes, NAME.run, "6_abc", average, open_envelope), "of another state"
-        assert not voters(outcome.commit.votes, "other-12345678", NAME.state_key, average, open_envelope)
-        assert not voters(outcome.commit.votes, NAME.run, NAME.state_key, bytes(32), open_envelope)
-    kept = KeptAverages(outcome.store, lambda: 0.0)
-    kept.committed(NAME.state_key, outcome.commit.votes)
+        signed, about = outcome.commit.precommits, (NAME.run, NAME.state_key, open_envelope)
+        found = read_votes(Precommit, signed.values(), *about)
+        assert {vote.voter for vote in found.values()} == signed.keys() and len(signed) >= 3
+        assert {vote.average for vote in found.values()} == {average}
+        assert not read_votes(SignedVote, signed.values(), *about), "they are no votes"
+        assert not read_votes(Precommit, signed.values(), NAME.run, "6_abc", open_envelope), "of another state"
+        assert not read_votes(Precommit, signed.values(), "other-12345678", *about[1:])
+        shown = read_votes(SignedVote, outcome.commit.last_vote().shown, *about).values()
+        assert {(vote.voter, vote.average) for vote in shown} == {(str(peer), average) for peer in PEERS}
+    kept, votes = KeptAverages(outcome.store, lambda: 0.0), tuple(outcome.commit.precommits.values())
+    kept.committed(NAME.state_key, votes)
     (found,) = (average for average in [kept.find(NAME.state_key)] if average)
     outcome.store.open((1,))
     seen = list[tuple[bytes, tuple[bytes, ...]]]()
     whole, store, _ = take(sent_by(found), lambda *told: seen.append(told))
-    assert whole and seen == [(average, outcome.commit.votes)] and not store.votes, "nobody has checked them"
+    assert whole and seen == [(average, votes)] and not store.votes, "nobody has checked them"
 
 
 class Unsigned(CommitProtocol):
@@ -350,7 +366,39 @@ def test_votes_count_only_as_they_were_signed(way: str) -> None:
     *honest, _ = run_round(*map(Member, range(3)), liar)
     for outcome in honest:
         assert not outcome.commit.dropped and str(PEERS[3]) not in outcome.commit.statuses
-        assert len(outcome.commit.votes) == 3
+        assert len(outcome.commit.last_vote().shown) == 3
+
+
+class Precommitting(Member):
+    """Precommits, and signs something else."""
+
+    way = ""
+
+    async def rpc_precommit(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        group_id, signed = wire.PRECOMMITTED.read(await super().rpc_precommit(message, context))
+        return wire.PRECOMMITTED.message((group_id, self.signed(signed)))
+
+    def signed(self, signed: bytes) -> bytes:
+        said, signer = Precommit.read(signed), self.allreduce.signer
+        vote = self.allreduce.group.vote(self.peer, self.store.hashes)
+        return {
+            "": signed,
+            "nothing": b"",
+            "nonsense": b"precommit",
+            "a vote": vote.sign(signer),
+            "another average": replace(said, hashes=(bytes(32),)).sign(signer),
+            "another round": replace(said, name=replace(said.name, group_id=bytes(32))).sign(signer),
+            "as another": said.sign(SIGNERS[0]),
+        }[self.way]
+
+
+@pytest.mark.parametrize("way", ["", "nothing", "nonsense", "a vote", "another average", "another round", "as another"])
+def test_of_four_three_must_have_precommitted_and_signed_that(way: str) -> None:
+    members = [Member(0), Member(1), Member(2), type("Liar", (Precommitting,), {"way": way})(3)]
+    members[0].cut = members[1].cut = {"rpc_precommit": PEERS[2:]}
+    members[2].cut = {"rpc_precommit": PEERS}
+    for outcome in run_round(*members)[:2]:
+        assert outcome.commit.dropped == (way != "") and outcome.commit.precommitted
 
 
 class DoubleVoter(Member):
@@ -361,7 +409,7 @@ class DoubleVoter(Member):
         if peer != PEERS[2] or not status.vote:
             return message
         hashes = (bytes(15) + b"!", *status.hashes[1:])
-        vote = SignedVote(mine.name, str(mine.me), (average_hash(mine.group.shares, hashes),)).sign(mine.signer)
+        vote = mine.group.vote(mine.me, hashes).sign(mine.signer)
         return replace(status, hashes=hashes, vote=vote).pack(mine.group_id)
 
     async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:

@@ -35,7 +35,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, SignedJoin, Signer
-from tt_cli.swarm.allreduce.round_plan import member_in
+from tt_cli.swarm.allreduce.round_plan import entry_of, member_in
 from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
@@ -115,7 +115,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "told to the leader": (
         lambda data: member_in(data, PeerID.from_base58(PEER), CLOSED),
         (ValueError, NotAdmitted),
-        MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(JOIN.sign(SIGNED))]),
+        entry_of(JOIN.sign(SIGNED), (b"vote",)),
     ),
     "pass": (
         lambda data: read_pass(data.decode(errors="replace"), AUTHORITY, RUN.identity, 1000.0),

@@ -25,6 +25,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     joins_of,
     leader_of,
     member_in,
+    read_entry,
 )
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 
@@ -38,7 +39,7 @@ def joins(group: GroupInfo, me: int = 1) -> dict[PeerID, SignedJoin]:
 
 def altered(entry: bytes, **changes: object) -> bytes:
     """With the signature that it had."""
-    body, key, signature = wire.ENVELOPE.read(wire.SIGNED_JOIN.read(wire.GATHERED.read(entry)[2]))
+    body, key, signature = wire.ENVELOPE.read(read_entry(entry)[0])
     join = replace(SignedJoin(*wire.JOIN.read(body)[1:]), **changes)  # type: ignore[arg-type] # by name
     changed = wire.JOIN.pack(("join", *vars(join).values()))  # type: ignore[arg-type] # the form's types
     return packed(wire.ENVELOPE.pack((changed, key, signature)))
@@ -48,7 +49,7 @@ def test_a_group_is_what_its_members_signed_whatever_the_leader_says_beside_it()
     group = group_of(0, 1, 2, m2=entry_of(2, listens=False))
     found = joins(group)
     assert {peer: join.listens for peer, join in found.items()} == dict(zip(PEERS, (True, True, False), strict=False))
-    mode = packed(wire.SIGNED_JOIN.read(wire.GATHERED.read(ENTRIES[0])[2]), mode=1)
+    mode = packed(read_entry(ENTRIES[0])[0], mode=1)
     assert joins(group_of(0, 1, m0=mode))[PEERS[0]].listens, "hivemind's word for its mode counts nowhere"
 
 

@@ -14,55 +14,70 @@ from swarm.rounds import NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.commit import DENIED, UNHEARD, CommitProtocol
-from tt_cli.swarm.allreduce.messages import Lock
+from tt_cli.swarm.allreduce.commit import DENIED, CommitProtocol
+from tt_cli.swarm.allreduce.messages import SignedVote
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
-from tt_cli.swarm.allreduce.votes import locked_by
+from tt_cli.swarm.allreduce.votes import locked_by, most_say
 from tt_cli.swarm.ballot import packed, unpacked
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
+Average = tuple[tuple[int, ...], bytes]  # cut, hash
 ONE, OTHER = ((1, 1), bytes(31) + b"1"), ((2, 1), bytes(31) + b"2")
-NONE = Lock(attempt=3)
 
 
-def vote(attempt: int, average: tuple[tuple[int, ...], bytes], last: int = 9) -> Lock:
-    return Lock(0, last, attempt, *average)
+def vote(peer: int, attempt: int, average: Average) -> SignedVote:
+    shares, whole = average
+    return SignedVote(NAME, str(peer), attempt, shares, (whole,))
 
 
 @pytest.mark.parametrize(
-    ("locks", "liars", "repeated"),
+    ("votes", "liars", "repeated"),
     [
-        ([NONE, NONE], 0, None),
-        ([vote(1, ONE), NONE], 0, ONE),
-        ([vote(1, ONE), NONE, NONE], 1, None),
-        ([vote(1, ONE), vote(1, ONE), NONE], 1, ONE),
-        ([vote(1, ONE), vote(2, OTHER)], 0, OTHER),
-        ([vote(1, ONE), vote(1, ONE), vote(2, OTHER)], 0, OTHER),
-        ([vote(1, ONE), vote(1, ONE), vote(1, OTHER)], 0, ONE),
-        ([vote(1, ONE), vote(1, ONE), vote(8, OTHER)], 1, ONE),
-        ([vote(8, ONE), vote(1, ONE), vote(2, OTHER), vote(3, OTHER)], 1, OTHER),
-        ([vote(1, ONE), vote(1, ONE), vote(1, ONE), vote(9, OTHER), vote(9, OTHER)], 2, ONE),
+        ([], 0, None),
+        ([(0, 1, ONE)], 0, ONE),
+        ([(0, 1, ONE)], 1, None),
+        ([(0, 1, ONE), (0, 2, ONE), (0, 2, ONE)], 1, None),
+        ([(0, 1, ONE), (1, 1, ONE)], 1, ONE),
+        ([(0, 1, ONE), (8, 1, ONE)], 1, None),  # who is in no group may be anybody
+        ([(0, 1, ONE), (1, 2, OTHER)], 0, OTHER),
+        ([(0, 1, ONE), (1, 1, ONE), (2, 2, OTHER)], 0, OTHER),
+        ([(0, 1, ONE), (1, 1, ONE), (2, 1, OTHER)], 0, ONE),
+        ([(0, 1, ONE), (1, 1, ONE), (2, 8, OTHER)], 1, ONE),
+        ([(0, 8, ONE), (1, 1, ONE), (2, 2, OTHER), (3, 3, OTHER)], 1, OTHER),
+        ([(0, 1, ONE), (1, 1, ONE), (0, 2, OTHER), (1, 2, OTHER)], 1, OTHER),
+        ([(0, 1, ONE), (1, 1, ONE), (2, 1, ONE), (3, 9, OTHER), (4, 9, OTHER)], 2, ONE),
     ],
 )
 def test_a_group_repeats_what_more_voted_for_than_may_lie(
-    locks: list[Lock], liars: int, repeated: tuple[tuple[int, ...], bytes] | None
+    votes: list[tuple[int, int, Average]], liars: int, repeated: Average | None
 ) -> None:
-    members = {str(number): replace(lock, liars=liars * (number == 1)) for number, lock in enumerate(locks)}
-    assert locked_by(members, dict.fromkeys(members, 1)) == repeated
-    assert locked_by(dict(reversed(members.items())), dict.fromkeys(members, 1)) == repeated
+    members, shown = dict.fromkeys(map(str, range(5)), 1), [vote(*each) for each in votes]
+    for some in (shown, shown[::-1]):
+        found = locked_by(some, members, liars)
+        assert (found and (found.shares, found.average)) == repeated
 
 
 def test_the_peers_of_one_user_are_one_of_those_who_may_lie() -> None:
-    locks = {"a": vote(1, ONE), "b": vote(1, ONE), "c": replace(NONE, liars=1), "d": NONE}
-    assert locked_by(locks, {"a": Fraction(1, 2), "b": Fraction(1, 2), "c": 1, "d": 1}) is None
-    assert locked_by(locks, dict.fromkeys(locks, 1)) == ONE
+    votes = [vote(0, 1, ONE), vote(1, 1, ONE)]
+    assert locked_by(votes, {"0": Fraction(1, 2), "1": Fraction(1, 2), "2": 1, "3": 1}, 1) is None
+    assert locked_by(votes, dict.fromkeys("0123", 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "most"), [([7, 1, 1, 1], 1), ([0, 1, 1], 1), ([7, 0, 0], 0), ([1, 1, 0, 0], 0), ([2, 2, 2, 0, 9], 2)]
+)
+def test_one_member_alone_says_nothing_of_how_many_may_lie(said: list[int], most: int) -> None:
+    numbers = {str(peer): number for peer, number in enumerate(said)}
+    assert most_say(numbers, dict.fromkeys(numbers, 1)) == most
+    users = dict.fromkeys("xyz", 1) | dict.fromkeys("abcd", Fraction(1, 4))
+    assert most_say(dict.fromkeys("xyz", 0) | dict.fromkeys("abcd", 9), users) == 0, "of one user"
 
 
 class Deaf(Member):
-    """One that gets all averages, and hears nobody's status."""
+    """One that gets all averages and votes, and hears of nobody's precommit."""
 
-    cut = {"rpc_settle": PEERS}
+    cut = {"rpc_precommit": PEERS}
 
 
 class Again(Member):
@@ -104,16 +119,21 @@ class Again(Member):
 
 @pytest.fixture
 def dropped() -> list[Outcome]:
-    """Of three members that made an average, voted for it, and did not hear of each other."""
+    """Of three members that made an average, precommitted it, and did not hear that of each other."""
     outcomes = run_round(*map(Deaf, range(3)))
     assert all(outcome.commit.dropped for outcome in outcomes)
-    assert len({outcome.commit.voted for outcome in outcomes}) == 1 and outcomes[0].commit.voted
+    assert locks(outcomes) == {outcomes[0].commit.last_vote().average} and locks(outcomes) != {b""}
     return outcomes
+
+
+def locks(outcomes: list[Outcome]) -> set[bytes]:
+    """What their next joins say."""
+    return {outcome.commit.last_vote().lock.average for outcome in outcomes}
 
 
 def repeat(dropped: list[Outcome], *numbers: int) -> list[Outcome]:
     """The next round, of those of the first one and of others."""
-    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    locked, shares = dropped[0].commit.last_vote().average, dropped[0].store.shares
     before = dict(enumerate(dropped))
     return run_round(*(Again(number, locked, shares, before.get(number)) for number in numbers))
 
@@ -131,7 +151,7 @@ def test_the_next_group_steps_with_the_average_for_which_its_members_voted(dropp
     last = outcomes[3]
     assert last.commit.repaired == len(last.store.hashes), "all of it was fetched from those who had it"
     assert [int(outcome.allreduce.traffic[0]) for outcome in outcomes] == [0] * 4, "nobody sent a gradient"
-    assert len(last.commit.votes) == 4 and {outcome.commit.voted for outcome in outcomes} == {dropped[0].commit.voted}
+    assert len(last.commit.last_vote().shown) == 4 and locks(outcomes) == locks(dropped)
 
 
 def test_gradients_count_for_those_who_gave_them_and_no_others(dropped: list[Outcome]) -> None:
@@ -146,7 +166,7 @@ class BegunAgain(Again):
 
 
 def test_who_began_again_since_votes_as_it_did_and_fetches_what_it_lost(dropped: list[Outcome]) -> None:
-    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    locked, shares = dropped[0].commit.last_vote().average, dropped[0].store.shares
     kinds = (Again, BegunAgain, BegunAgain)
     outcomes = run_round(*(kind(n, locked, shares, dropped[n], (0, 1, 2)) for n, kind in enumerate(kinds)))
     assert {bytes(outcome.store.buffer.dump()) for outcome in outcomes} == {bytes(dropped[0].store.buffer.dump())}
@@ -166,7 +186,7 @@ class Boaster(Again):
 
 
 def test_who_says_that_it_voted_and_has_no_vote_is_named(dropped: list[Outcome]) -> None:
-    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    locked, shares = dropped[0].commit.last_vote().average, dropped[0].store.shares
     honest = [Again(number, locked, shares, dropped[number], (0, 1, 3)) for number in (0, 1)]
     outcomes = results(run_round(*honest, Boaster(3, locked, shares, None, (0, 1, 3))))
     assert outcomes[0].complete and outcomes[0].rejected == outcomes[1].rejected == {str(PEERS[3]): DENIED}
@@ -183,36 +203,30 @@ def test_what_nobody_has_is_no_step_and_stays_what_they_voted_for(dropped: list[
     for outcome in dropped:
         outcome.store.hashes[0] = MISSING
     outcomes = repeat(dropped, 0, 1, 2)
-    assert all(outcome.commit.dropped for outcome in outcomes)
-    assert {outcome.commit.voted for outcome in outcomes} == {dropped[0].commit.voted}
+    assert all(outcome.commit.dropped and not outcome.commit.precommitted for outcome in outcomes)
+    assert {outcome.commit.last_vote().average for outcome in outcomes} == locks(dropped), "who has it may need it"
     assert outcomes[0].commit.asked == {*map(str, PEERS[1:3])}, "all have said that they lack it"
 
 
 def test_who_hears_too_few_has_asked_nobody_whether_they_have_it(dropped: list[Outcome]) -> None:
-    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    locked, shares = dropped[0].commit.last_vote().average, dropped[0].store.shares
     lone = Again(3, locked, shares)
     lone.cut = {"rpc_settle": PEERS[1:3]}
     others = [Again(number, locked, shares, dropped[number]) for number in range(3)]
     others[1].cut = others[2].cut = {"rpc_settle": PEERS[3:]}
     *heard, unheard = run_round(*others, lone)
     assert not any(outcome.commit.dropped for outcome in heard)
-    assert unheard.commit.dropped and unheard.commit.voted and unheard.store.missing() and not unheard.commit.asked
+    assert unheard.commit.dropped and unheard.commit.last_vote().average == locked
+    assert unheard.store.missing() and not unheard.commit.asked
 
 
 def test_who_voted_for_something_else_takes_what_the_group_repeats(dropped: list[Outcome]) -> None:
-    locked, shares = dropped[0].commit.voted, dropped[0].store.shares
+    locked, shares = dropped[0].commit.last_vote().average, dropped[0].store.shares
     dropped[2].store.open(shares)  # another round
     outcomes = run_round(*(Again(n, locked, shares, dropped[n] if n < 2 else None) for n in range(3)))
     assert not any(outcome.commit.dropped for outcome in outcomes)
     assert outcomes[2].commit.origin is None and outcomes[0].commit.origin is dropped[0].commit
     assert outcomes[0].commit.voting == {*map(str, PEERS[:3])}
-
-
-def test_an_average_that_somebody_signed_otherwise_too_or_of_too_few_is_not_repeated(dropped: list[Outcome]) -> None:
-    dropped[0].commit.proofs[str(PEERS[1])] = b"two signatures"
-    dropped[1].commit.unsigned = {str(PEERS[2]): "used what 1 of 3 members sent"}
-    dropped[2].commit.unsigned = {str(PEERS[1]): UNHEARD}
-    assert [bool(outcome.commit.voted) for outcome in dropped] == [False, False, True]
 
 
 class Forger(Member):
@@ -232,5 +246,8 @@ class Forger(Member):
 
 
 def test_what_its_reducer_did_not_sign_is_not_repeated() -> None:
-    *honest, _ = run_round(*map(Deaf, range(3)), Forger(3))
-    assert [(outcome.commit.dropped, outcome.commit.voted) for outcome in honest] == [(True, b"")] * 3
+    honest = [Member(number) for number in range(3)]
+    for member in honest:
+        member.cut = {"rpc_settle": PEERS[3:]}
+    *outcomes, _ = run_round(*honest, Forger(3))
+    assert all(outcome.commit.dropped for outcome in outcomes) and locks(outcomes) == {b""}

@@ -61,6 +61,14 @@ class Conduct:
         """By another member for its own."""
         return await answer()
 
+    async def confirms(self, commit: CommitProtocol, member: PeerID, ask: Callable[[], Awaitable[None]]) -> None:
+        """Its precommit, and asks another member for that one's."""
+        await ask()
+
+    async def is_confirmed(self, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+        """By another member, which asks for its own precommit."""
+        return await answer()
+
 
 class ConductedAllReduce(AllReduce):
     """The first phase of a round."""
@@ -98,6 +106,12 @@ class ConductedCommit(CommitProtocol):
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         return await self.conduct.is_asked(self, partial(super().answer, peer, request))
+
+    async def _ask_precommit(self, member: PeerID, signed: bytes) -> None:
+        await self.conduct.confirms(self, member, partial(super()._ask_precommit, member, signed))
+
+    async def precommit(self, peer: PeerID, signed: bytes) -> bytes:
+        return await self.conduct.is_confirmed(partial(super().precommit, peer, signed))
 
 
 class ConductedRendezvous(LeaderRendezvous):
@@ -137,8 +151,10 @@ class ConductedAverager(Averager):
         keys.conduct = self.leading
         return keys
 
-    def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
-        commit = super()._begin(group_id, joins, weight)
+    def _begin(
+        self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float, shown: Sequence[bytes] = ()
+    ) -> CommitProtocol:
+        commit = super()._begin(group_id, joins, weight, shown)
         assert isinstance(commit, ConductedCommit) and isinstance(commit.allreduce, ConductedAllReduce)
         commit.conduct = commit.allreduce.conduct = self.conduct(step_of(self._plan))
         return commit

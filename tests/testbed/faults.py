@@ -7,6 +7,7 @@ none.
 die amid                    the whole peer is killed after it sent the first of its averages
 die sending                 the whole peer is killed after the first part of its own gradient
 drop commit                 no word about what arrived leaves or reaches it
+drop precommit              no word about what a quorum voted for does
 unlike averages             the first of the other members is sent other bytes than the rest
 wait for PATH               it answers nobody until that file exists; PATH.awaited says that it waits
 a name in ROUNDS            what that attacker does
@@ -138,6 +139,16 @@ class FaultyConduct(Conduct):
         self, commit: CommitProtocol, answer: Callable[[], Awaitable[runtime_pb2.ExpertInfo]]
     ) -> runtime_pb2.ExpertInfo:
         if self._stage == "drop commit":
+            raise ConnectionError("lost on the way")
+        return await answer()
+
+    async def confirms(self, commit: CommitProtocol, member: PeerID, ask: Callable[[], Awaitable[None]]) -> None:
+        if self._stage != "drop precommit":
+            return await ask()
+        await commit._take_precommit(str(member), b"")
+
+    async def is_confirmed(self, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+        if self._stage == "drop precommit":
             raise ConnectionError("lost on the way")
         return await answer()
 

@@ -84,6 +84,7 @@ class Coordinator:
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", dht_node.addresses_here(dht), emit)
         self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
+        self._averager.era = self._orders.era
         named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
         self._lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
@@ -135,6 +136,7 @@ class Coordinator:
     def _go_back(self, order: RollBack) -> None:
         try:
             self._orders.done(order)
+            self._averager.era = self._orders.era
             self._emit(Log(f"the organiser took the run back to step {order.step}; holding step {self._keeper.epoch}"))
         except (TTError, OSError) as error:
             if str(error) != self._failed:  # it stays due, and is tried at every look

@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
@@ -37,7 +37,16 @@ from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
-from tt_cli.swarm.allreduce.messages import GROUP_BYTES, Lock, RoundName, RoundRules, SignedJoin, Signer, voters
+from tt_cli.swarm.allreduce.messages import (
+    GROUP_BYTES,
+    Precommit,
+    RoundName,
+    RoundRules,
+    SignedJoin,
+    SignedVote,
+    Signer,
+    read_votes,
+)
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
@@ -48,12 +57,14 @@ from tt_cli.swarm.allreduce.round_plan import (
     LeaderRendezvous,
     RoundGroup,
     RoundPlan,
+    entry_of,
     group_id_of,
     longest_search,
     member_in,
+    read_entry,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
-from tt_cli.swarm.allreduce.votes import group_of, liars_among, locked_by
+from tt_cli.swarm.allreduce.votes import group_of, liars_among, locked_by, most_say
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.ballot import Ballot
@@ -73,6 +84,7 @@ LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
 SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
 LAST_ATTEMPT = 2**32 - 1  # that a message has room for
+LOST = "had not the average on which it was locked"
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
@@ -82,6 +94,8 @@ class Averager(StateBridge, DecentralizedAverager):
     identity: of this peer, whose key signs what it sends and what it reduces. shapes: name → shape of the gradients;
     empty for a peer that only hands out state. local: this peer's mean gradient. store: the last average. source,
     read_tree: see StateBridge. line: caps on traffic, if there are any.
+
+    era: of this peer's state; whoever begins another one says so.
     """
 
     allreduce_type, commit_type, rendezvous_type = AllReduce, CommitProtocol, LeaderRendezvous
@@ -99,7 +113,7 @@ class Averager(StateBridge, DecentralizedAverager):
         line: BandwidthLimiter | None = None,
         clock: Clock | None = None,
     ):
-        self.clock = clock or Clock()
+        self.clock, self.era = clock or Clock(), 0
         rules = RoundRules.of(run, shapes)
         self._line = line or BandwidthLimiter(None, None)
         self.local = GradientBuffer(rules.layout, rules.codec)
@@ -109,10 +123,10 @@ class Averager(StateBridge, DecentralizedAverager):
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._seeking = longest_search(run.swarm.matchmaking_time)
         self._ballot = self.ballot_type(identity.path.with_suffix(".vote"))
-        self._voted = self._ballot.read()
-        self._kept = self._voted.state_key, self._voted.lock  # of the last round, for the next join
-        self._roster = 0  # bytes of the joins that this peer sends as the leader that it is now
+        self._roster = torch.zeros(1, dtype=torch.int64).share_memory_()  # bytes of the joins that it sends as leader
         # in the averager's process:
+        self._voted = self._ballot.read()
+        self._stuck = b"", math.inf  # what is repeated, and since when it is known that nobody here has all of it
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
         self._steps = 0  # of hivemind's that run
@@ -150,12 +164,12 @@ class Averager(StateBridge, DecentralizedAverager):
     def slow_line(self) -> str:
         """Words about caps on traffic, or a line as it was measured, with which this peer cannot keep up, or ""."""
         most = self.local.nbytes + self.store.buffer.nbytes  # of a reducer in a large group, each way
-        line, swarm = self._line, self._run.swarm
+        line, swarm, roster = self._line, self._run.swarm, int(self._roster)
         more, never = "ask the organiser for a longer swarm.averaging_timeout", "use --client-mode: then it never leads"
         return (
             line.too_slow(most, swarm.averaging_timeout)
             or line.measured_too_slow(self.local.nbytes, SENDING * swarm.averaging_timeout, "its gradient", more)
-            or line.measured_too_slow(self._roster, swarm.matchmaking_time, "the list of members that it sends", never)
+            or line.measured_too_slow(roster, swarm.matchmaking_time, "the list of members that it sends", never)
         )
 
     @property
@@ -168,26 +182,16 @@ class Averager(StateBridge, DecentralizedAverager):
 
         The group is complete when all that are expected are there, else after the matchmaking time with those who came.
         """
-        self._outer_pipe.send(("_prepare_round", [plan], {}))
+        self._outer_pipe.send(("_prepare_round", [replace(plan, state_key=self._in_era(plan.state_key))], {}))
         now, longest = self.clock.dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
         timeout = self._seeking
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
-        group = (self.audits.rules.run, plan.state_key, plan.leader)
-        facts = not self.client_mode, self.upload, plan.steps
-        kept = self._kept[1] if self._kept[0] == plan.state_key else Lock()
-        liars = 0 if plan.newcomer else liars_among(plan.swarm)  # whom a newcomer counts may not exist
-        join = SignedJoin(*group, now, *facts, self._membership.mine(), replace(kept, liars=liars))
-        gather, others = join.sign(self.signer), len(plan.members) - 1
-        self._roster = len(gather) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
-        return self.step(
-            gather=gather,  # for the leader, and through it for all members
-            timeout=timeout,
-            scheduled_time=until,
-            allow_retries=False,
-            require_trigger=True,
-            wait=False,
-        )
+        return self.step(timeout=timeout, scheduled_time=until, allow_retries=False, require_trigger=True, wait=False)
+
+    def _in_era(self, state_key: str) -> str:
+        """What was made and voted for from a state before the organiser took the run back to it counts no more."""
+        return f"{state_key}_{self.era}" if self.era else state_key
 
     def average(
         self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
@@ -211,7 +215,6 @@ class Averager(StateBridge, DecentralizedAverager):
                     control.cancel()
                     return RoundResult(overtaken=True)
             result: RoundResult = control.result(timeout=limit - self.clock.monotonic())
-            self._kept = result.lock if result.lock[0] else self._kept
             return result
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
@@ -228,7 +231,7 @@ class Averager(StateBridge, DecentralizedAverager):
         whether it is the right one shows in the digest of the state that it leads to.
         """
         future = self.future_type()
-        self._outer_pipe.send(("_fetch_average", [list(donors), state_key, plan, future], {}))
+        self._outer_pipe.send(("_fetch_average", [list(donors), self._in_era(state_key), plan, future], {}))
         try:
             return future.result(timeout=timeout)
         except Exception as error:  # a time-out, or whatever broke in the averager's process
@@ -321,8 +324,41 @@ class Averager(StateBridge, DecentralizedAverager):
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
+        self._show(request)
         async for message in super().rpc_join_group(request, context):
             yield message
+
+    def _join(self, plan: RoundPlan) -> bytes:
+        """What this peer gives to the leader, and through it to all: earlier rounds from the state are over for it."""
+        for commit in self._rounds.values():
+            for phase in commit.phases if commit.allreduce.name.state_key == plan.state_key else ():
+                phase.left = True
+        now, facts = self.clock.dht_time(), (not self.client_mode, self.upload, plan.steps)
+        last = self._voted if self._voted.state_key == plan.state_key else LastVote()
+        liars = 0 if plan.newcomer else liars_among(plan.swarm)  # whom a newcomer counts may not exist
+        group, lock = (self.audits.rules.run, plan.state_key, plan.leader), replace(last.lock, liars=liars)
+        join = SignedJoin(*group, now, *facts, self._membership.mine(), lock).sign(self.signer)
+        others = len(plan.members) - 1
+        self._roster[0] = len(join) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
+        return entry_of(join, last.shown)
+
+    def _show(self, request: averaging_pb2.JoinRequest) -> None:
+        """Hand out the votes that a member shows with this peer's own join, each once, not with each who shows it."""
+        leading, (join, votes) = self._matchmaking.step_control, read_entry(request.gather)
+        if leading is None or not votes:
+            return
+        own, shown = read_entry(leading.data_for_gather)
+        most = 2 * max(len(self._plan.members), len(self._plan.voices))  # of a group, some have left since
+        newest = dict[tuple[str, bytes], tuple[int, bytes]]()
+        for envelope, vote in self._read_votes(SignedVote, shown + votes[:most], self._plan.state_key).items():
+            if vote.voter == str(self.peer_id) or self._plan.takes(vote.voter):
+                key, said = (vote.voter, vote.average), (vote.attempt, envelope)
+                newest[key] = max(said, newest.get(key, said))
+        leading._data_for_gather = entry_of(own, [envelope for _, envelope in newest.values()])
+        request.gather = entry_of(join)
+
+    def _read_votes(self, kind: type[SignedVote], votes: Iterable[bytes], state_key: str) -> dict[bytes, SignedVote]:
+        return read_votes(kind, votes, self.audits.rules.run, state_key, self.signer.opened)
 
     def _knows(self, peer_id: str) -> bool:
         """True for a member of the swarm by this peer's last look at the records."""
@@ -330,6 +366,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         self._steps += 1
+        step._data_for_gather = self._join(self._plan)  # here, where it is known what this peer voted for
         try:
             await super()._step(step=step, future_for_init=future_for_init)
         finally:
@@ -348,7 +385,8 @@ class Averager(StateBridge, DecentralizedAverager):
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
             admission, opened = self._membership, self.signer.opened
             joins = self._keys().check(group_info, contribution.swarm, admission, opened, self._seeking)
-            commit = self._begin(group_id_of(group_info.gathered), joins, weight)
+            shown = [vote for gathered in group_info.gathered for vote in read_entry(gathered)[1]]
+            commit = self._begin(group_id_of(group_info.gathered), joins, weight, shown)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:
                 self._rounds[commit.allreduce.group_id] = commit
@@ -365,35 +403,52 @@ class Averager(StateBridge, DecentralizedAverager):
         except Exception as error:
             if commit is None:
                 raise MatchmakingException(f"the round failed: {error}") from error
-            return RoundResult(problem=f"the round failed: {error}", lock=self._remember(commit))
+            return RoundResult(problem=f"the round failed: {error}", voted=self._remember(commit))
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts, workless = dict[str, str](), dict[str, str]()
         for guilty, proof in (commit.double | commit.proofs).items():
             self.audits.proofs.keep(guilty, proof)
         if not commit.dropped:
-            self._averages.committed(commit.allreduce.name.state_key, commit.votes)
+            self._averages.committed(commit.allreduce.name.state_key, tuple(commit.precommits.values()))
             doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)
+        voted = self._remember(commit)
         result = outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
-        return replace(result, workless=workless, lock=self._remember(commit))
+        return replace(result, workless=workless, voted=voted)
 
-    def _remember(self, commit: CommitProtocol) -> tuple[str, Lock]:
-        """The state from which a round started, and what this peer says of it in its next join."""
-        group, key, now = commit.allreduce.group, commit.allreduce.name.state_key, loop_time()
-        last = self._voted if self._voted.state_key == key else LastVote(key)
-        if commit.voted:
-            stuck_at = min(last.stuck_at, now) if group.locked and self.store.missing() else math.inf
-            last = commit.last_vote(stuck_at)
-            # nobody that answered has all of it; who did not may have made it a step, and be cut off for a while
+    def _keep(self, vote: LastVote) -> None:
+        """What this peer says of its votes from now on, whatever becomes of its process."""
+        self._voted = vote
+        self._ballot.keep(vote)
+
+    def _remember(self, commit: CommitProtocol) -> bool:
+        """Keep what this peer voted for in a round for the next one from its state; True where there is something."""
+        group, now = commit.allreduce.group, loop_time()
+        vote = commit.last_vote()
+        last = self._voted if self._voted.state_key == vote.state_key else LastVote(vote.state_key)
+        if vote.shown or (vote.votes and not last.shown):
+            last = vote
+        self._voted = replace(last, attempt=group.attempt)
+        lacks = commit.dropped and bool(self.store.missing())
+        if group.locked and lacks:
+            commit.allreduce.failed |= dict.fromkeys(group.claims - {str(group.me)}, LOST)
+        if last.lock.average == group.locked != b"" and (lacks or (commit.dropped and self.client_mode)):
+            average, since = self._stuck
+            self._stuck = group.locked, min(since, now) if average == group.locked else now
+            # nobody that answered has all of it, or can have it from here; who did not answer may have made it a step,
+            # and be cut off for a while
             mute = {*map(str, group.members)} - {*map(str, commit.listening)} | {str(group.me)}
             away = (commit.voting & self._plan.voices.keys()) - commit.asked - mute
-            if now >= stuck_at + (group.longest if away else 0.0):
-                last = LastVote(key)
-        self._voted = last = replace(last, lock=replace(last.lock, attempt=group.attempt))
-        self._ballot.keep(last)
-        return key, last.lock
+            if now >= self._stuck[1] + (group.longest if away else 0.0):
+                self._keep(LastVote(vote.state_key, group.attempt))
+        return bool(self._voted.votes)
 
-    def _begin(self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float) -> CommitProtocol:
-        """The two phases of this member's round in the group of those who joined so. weight: its samples."""
+    def _begin(
+        self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float, shown: Sequence[bytes] = ()
+    ) -> CommitProtocol:
+        """The two phases of this member's round in the group of those who joined so. weight: its samples.
+
+        shown: votes by which members are locked. Raises FalseGroup where those that this peer showed are not there.
+        """
         members = sorted(joins, key=PeerID.to_bytes)
         contribution: Contribution = self._contribution.result()
         listening = [peer for peer in members if joins[peer].listens]
@@ -404,13 +459,19 @@ class Averager(StateBridge, DecentralizedAverager):
         users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
         voices, state_key = shared_voices(users), joins[self.peer_id].state_key
         locks = {str(peer): join.lock for peer, join in joins.items()}
-        made = locked_by(locks, voices)
+        last = self._voted if self._voted.state_key == state_key else LastVote()
+        liars = most_say({peer: lock.liars for peer, lock in locks.items()}, voices)
+        both = (self._read_votes(SignedVote, votes, state_key).values() for votes in (shown, last.shown))
+        claimed = {lock.average for lock in locks.values()}
+        made, mine = (locked_by([vote for vote in votes if vote.average in claimed], voices, liars) for votes in both)
+        if mine and not (made and (made.average == mine.average or made.attempt > mine.attempt)):
+            raise FalseGroup(joins[self.peer_id].leader, "without the votes that this peer has shown")
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, state_key, group_id),
             me=self.peer_id,
             members=members,
             reducers=reducers,
-            shares=made[0] if made else shares_of([joins[peer].upload for peer in reducers], len(members)),
+            shares=made.shares if made else shares_of([joins[peer].upload for peer in reducers], len(members)),
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
@@ -423,17 +484,16 @@ class Averager(StateBridge, DecentralizedAverager):
             liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
             attempt=min(LAST_ATTEMPT, 1 + max(lock.attempt for lock in locks.values())),
-            locked=made[1] if made else b"",
-            claims=frozenset(peer for peer, lock in locks.items() if (lock.shares, lock.average) == made),
+            locked=made.average if made else b"",
+            claims=frozenset(peer for peer, lock in locks.items() if made and lock.average == made.average),
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
         if not made:
-            return self.commit_type(allreduce, said, keep=self._ballot.keep)
-        last = self._voted
-        mine = last.state_key == state_key and (last.lock.shares, last.lock.average) == made
-        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, last if mine else None, self._ballot.keep)
+            return self.commit_type(allreduce, said, keep=self._keep)
+        before = last if last.average == made.average else None
+        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, before, self._keep)
 
     async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""
@@ -469,6 +529,15 @@ class Averager(StateBridge, DecentralizedAverager):
                 raise ValueError("no such round here")
             return await commit.answer(context.remote_id, request)
 
+    async def rpc_precommit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """A member of the group says that it has seen a quorum's votes, and is told whether this peer has."""
+        group_id, signed = wire.PRECOMMITTED.read(request)
+        with self._places.one(str(context.remote_id)):
+            commit = await self._round_of(group_id)
+            if commit is None:
+                raise ValueError("no such round here")
+            return wire.PRECOMMITTED.message((group_id, await commit.precommit(context.remote_id, signed)))
+
     async def rpc_fetch_average(
         self, request: runtime_pb2.ExpertInfo, context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
@@ -497,7 +566,8 @@ class Averager(StateBridge, DecentralizedAverager):
 
         def check(average: bytes, votes: Sequence[bytes]) -> None:
             if plan is not None:
-                plan.check_votes(voters(votes, self.audits.rules.run, state_key, average, self.signer.opened))
+                signed = self._read_votes(Precommit, votes, state_key).values()
+                plan.check_votes({vote.voter for vote in signed if vote.average == average})
 
         try:
             for donor in donors:

@@ -13,7 +13,6 @@ from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
 from tt_cli.swarm.allreduce.commit import LastVote
-from tt_cli.swarm.allreduce.messages import Lock, average_hash
 
 logger = get_logger(__name__)
 
@@ -50,13 +49,12 @@ class Ballot:
 
 def packed(vote: LastVote) -> bytes:
     """The content of the file."""
-    lock, votes, members = vote.lock, b"".join(vote.votes), tuple(sorted(vote.voting))
-    return wire.LAST_VOTE.pack((vote.state_key, lock.attempt, lock.voted, lock.shares, votes, vote.said, members))
+    votes, members = b"".join(vote.votes), tuple(sorted(vote.voting))
+    return wire.LAST_VOTE.pack((vote.state_key, vote.attempt, vote.shares, votes, vote.said, members, vote.shown))
 
 
 def unpacked(content: bytes) -> LastVote:
     """The vote in a file. Raises ValueError for any other file."""
-    state_key, attempt, voted, shares, joined, said, voting = wire.LAST_VOTE.read(content)
+    state_key, attempt, shares, joined, said, voting, shown = wire.LAST_VOTE.read(content)
     votes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    average = average_hash(shares, votes) if voted else b""
-    return LastVote(state_key, Lock(0, attempt, voted, shares, average), votes, said, frozenset(voting))
+    return LastVote(state_key, attempt, shares, votes, said, frozenset(voting), shown)

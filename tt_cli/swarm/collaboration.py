@@ -124,6 +124,7 @@ class Collaboration:
             line=network.line,
             clock=self.clock,
         )
+        self.averager.era = orders.era
         self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(
             self.peer_id, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
@@ -399,7 +400,7 @@ class Collaboration:
                     return
                 self._averages = False
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
-                if result.lock[1].voted and self._follow(self.board.view, plan, started):
+                if result.voted and self._follow(self.board.view, plan, started):
                     return
                 self.board.renew()
             elif not held.samples and self._accumulator.ready:
@@ -494,6 +495,7 @@ class Collaboration:
         if self.take_over.go_back(order, self.board.fresh_view()):
             self._accumulator.give_back(self.averager.local)
             self.orders.done(order)
+            self.averager.era = self.orders.era
             self._publish()
             self._trains()
         else:

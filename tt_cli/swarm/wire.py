@@ -163,12 +163,17 @@ STATUS = Form(
 """(group id, hashes, vote, what is said, commitment, parts clipped by peer, others' commitments, dropped, votes)"""
 
 MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
+MOST_SHOWN = 2**21  # of it and of votes, of which one has some kilobyte
+Join = Annotated[bytes, Field(max_length=MOST_JOIN)]
 
-GATHERED = Form("word to the leader", tuple[float | None, int, bytes], (None, 0, b"\xc4\x04join"), most=MOST_JOIN)
-"""(bandwidth, averaging mode, packed envelope of a join), as hivemind's matchmaking writes it; the join alone counts"""
+GATHERED = Form(
+    "word to the leader", tuple[float | None, int, bytes], (None, 0, b"\x92\xc4\x04join\x90"), most=MOST_SHOWN
+)
+"""(bandwidth, averaging mode, packed signed join), as hivemind's matchmaking writes it; the join alone counts"""
 
 PassText = Annotated[str, Field(max_length=MAX_PASS)]
-SIGNED_JOIN = Form[bytes]("signed join", bytes, b"envelope", most=MOST_JOIN)
+SIGNED_JOIN = Form("signed join", tuple[Join, Envelopes], (b"envelope", (b"vote",)), most=MOST_SHOWN)
+"""(envelope of a join, signed votes for what its signer is locked on; of the leader: those that all have shown)"""
 
 # ------------------------------------------------------------------ what is signed of a round, and audits
 
@@ -180,17 +185,19 @@ ENVELOPE = Form(
 )
 """(body, public key, signature)"""
 
-Lock = tuple[Count, Count, Count, Annotated[Shares, Field(max_length=64)], Annotated[bytes, Field(max_length=32)]]
+Cut = Annotated[Shares, Field(max_length=64)]
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+Lock = tuple[Count, Count, Annotated[bytes, Field(max_length=32)]]
 
 JOIN = Form(
     "join",
     tuple[Literal["join"], str, str, str, Finite, bool, Count, bool, PassText, Lock],
-    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, True, "pass", (1, 2, 1, (1, 1), bytes(32))),
+    ("join", "run-1a2b3c4d", "5_ab", "leader", 1.5, True, 10_000, True, "pass", (1, 2, bytes(32))),
     most=MOST_JOIN,
 )
 """("join", run, state key, leader, DHT time, whether it listens, upload in kbit/s, whether it made steps, pass, lock)
 
-A lock: how many may lie, the last attempt, that of the last vote, or 0, cut and hash of what it was for."""
+A lock: how many may lie, the last attempt, the hash of the average that may be a step, or nothing."""
 
 OPENING = Form(
     "opening",
@@ -200,19 +207,25 @@ OPENING = Form(
 )
 """("opening", run, state key, group id, reducer, weight, spread, hashes of the parts that follow)"""
 
+VoteKind = Literal["vote", "precommit"]
+
 VOTE = Form(
     "vote",
-    tuple[Literal["vote"], str, str, bytes, Annotated[bytes, Field(min_length=32, max_length=32)]],
-    ("vote", "run-1a2b3c4d", "5_ab", b"group", bytes(32)),
+    tuple[VoteKind, str, str, bytes, Count, Cut, Digest],
+    ("vote", "run-1a2b3c4d", "5_ab", b"group", 2, (1, 1), bytes(32)),
 )
-"""("vote", run, state key, group id, hash of the whole average: of its shares and the hashes of its parts)"""
+"""(kind, run, state key, group id, attempt, cut, hash of the whole average: of the cut and its parts' hashes)"""
+
+PRECOMMITTED = Form("precommit of a round", tuple[bytes, bytes], (b"group", b"precommit"))
+"""(group id, signed precommit; empty where the round was dropped)"""
 
 LAST_VOTE = Form(
     "last vote",
-    tuple[str, Count, Count, Shares, Hashes, dict[str, Any], tuple[PeerId, ...]],
-    ("5_ab", 2, 1, (1, 1), bytes(32), {"samples": 4, "loss": 1.0}, ("somebody",)),
+    tuple[str, Count, Cut, Hashes, dict[str, Any], tuple[PeerId, ...], Envelopes],
+    ("5_ab", 2, (1, 1), bytes(32), {"samples": 4, "loss": 1.0}, ("somebody",), (b"vote",)),
+    most=MOST_SHOWN,
 )
-"""(state key, the last attempt, that of the vote, or 0, cut, votes on the parts, what was said, members): on disk"""
+"""(state key, the last attempt, cut, votes on the parts, what was said, members, the quorum's signed votes): on disk"""
 
 COMMITMENT = Form(
     "commitment",

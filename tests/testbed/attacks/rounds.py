@@ -170,10 +170,11 @@ class FalseLeader(Conduct):
     def _deaf(entry: bytes) -> bytes:
         """This entry, with the signature that it had."""
         bandwidth, _, signed = wire.GATHERED.read(entry)
-        body, key, signature = wire.ENVELOPE.read(wire.SIGNED_JOIN.read(signed))
+        join, votes = wire.SIGNED_JOIN.read(signed)
+        body, key, signature = wire.ENVELOPE.read(join)
         kind, run, state_key, leader, signed_at, _, *shown = wire.JOIN.read(body)
         said = wire.JOIN.pack((kind, run, state_key, leader, signed_at, False, *shown))
-        envelope = wire.SIGNED_JOIN.pack(wire.ENVELOPE.pack((said, key, signature)))
+        envelope = wire.SIGNED_JOIN.pack((wire.ENVELOPE.pack((said, key, signature)), votes))
         return wire.GATHERED.pack((bandwidth, AveragingMode.CLIENT.value, envelope))
 
 

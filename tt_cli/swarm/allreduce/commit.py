@@ -5,15 +5,17 @@
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
    A part without its reducer's word has no vote. Who votes on all parts signs that.
-3. It commits when each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and
-   when it has fetched what it lacks, or holds other bytes of, from members with these votes. Else it drops the round.
+3. When each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and it has
+   fetched what it lacks, or holds other bytes of, from members with these votes, it writes these votes down, and
+   precommits: it says so, signed. It commits when a quorum has. Else it drops the round.
 4. Where votes differ all are asked what their reducer signed, and how those voted who vote otherwise. Who signed unlike
    averages for two members is guilty by that, and who knows it does not step; so is who signed unlike votes.
 5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
    settle under the name of this repetition. They have not voted on these parts, and now never do but there. So of what
    a reducer that seemed dead signed and what its backups did, a quorum has voted for one at most.
-6. Who voted for an average that was dropped says so as it joins the next group (`Lock`). Where somebody may have made
-   it a step, the group makes none: these members vote for it again, the others as they hear of it, and all fetch it.
+6. Who precommitted an average and dropped it shows the votes for it as it joins the next group. So somebody may have
+   made it a step, and the group makes none: these members vote for it again, the others as they hear of it, and all
+   fetch it. Of two quorums one honest member is in both: whoever else denies its vote, that one shows it.
 
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
@@ -28,8 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +38,31 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Lock, NotProven, Opening, SignedVote, average_hash
+from tt_cli.swarm.allreduce.messages import (
+    Accusation,
+    Commitment,
+    Lock,
+    NotProven,
+    Opening,
+    Precommit,
+    SignedVote,
+    average_hash,
+)
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
-from tt_cli.swarm.allreduce.votes import Agreement, PartStatus, agree, group_of, read_status
+from tt_cli.swarm.allreduce.votes import (
+    Agreement,
+    Electorates,
+    PartStatus,
+    agree,
+    are_enough,
+    electorates_of,
+    group_of,
+    read_status,
+)
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
@@ -56,40 +76,53 @@ MOST_OTHERWISE = 8  # votes that one tells of
 ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
 PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its members for it
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
+DECIDING = 2.0  # times the patience: a member may wait for others, twice, before it decides
 
 
 @dataclass(frozen=True)
 class LastVote:
     """The last vote of this peer in rounds from one state.
 
-    lock: what its joins say of it. votes: on the parts. said, voting: see `CommitProtocol`. commit: the round in which
-    it voted, None once its process has ended. stuck_at: since when it is known that the group which should repeat the
-    average has not got all of it.
+    attempt: the number of the last of these rounds. shares, votes: the cut, and its votes on the parts. said, voting:
+    see `CommitProtocol`. shown: the signed votes of a quorum, once it has precommitted. commit: the round in which it
+    voted, None once its process has ended.
     """
 
     state_key: str = ""
-    lock: Lock = Lock()
+    attempt: int = 0
+    shares: tuple[int, ...] = ()
     votes: tuple[bytes, ...] = ()
     said: dict[str, Any] = field(default_factory=dict)
     voting: frozenset[str] = frozenset()
+    shown: tuple[bytes, ...] = ()
     commit: CommitProtocol | None = None
-    stuck_at: float = math.inf
+
+    @property
+    def average(self) -> bytes:
+        """The hash of the average for which it voted; b"" without one."""
+        return average_hash(self.shares, self.votes) if self.votes else b""
+
+    @property
+    def lock(self) -> Lock:
+        """What its joins say of it."""
+        return Lock(attempt=self.attempt, average=self.average if self.shown else b"")
 
 
 class CommitProtocol:
     """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
 
     said: what this member says about itself. before: where the group repeats an average, this member's last vote for
-    it, None without one. keep: writes its vote down before others are shown it.
+    it, None without one. keep: writes its vote down before it precommits.
 
     statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
     from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
     the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
     accusation. double: the same of members that signed unlike votes. dropped: this member does not step with the
     average. heard_at: peer id → when it had answered, or was given up. repetition: of the parts that reducers left, if
-    there is one. asked: who answered when it was asked for parts. over: this member's transfer is. origin: the round in
-    which the average was made; None where this member was not in that. voting: peer ids of the members of all rounds
-    with this average, as far as it was in them.
+    there is one. left: this member has signed a join for another group since. asked: who answered when it was asked for
+    parts. precommits: peer id → what it signed of the average that is here. precommitted: this member has. over: this
+    member's transfer is. origin: the round in which the average was made; None where this member was not in that.
+    voting: peer ids of the members of all rounds with this average, as far as it was in them.
     """
 
     def __init__(
@@ -106,7 +139,8 @@ class CommitProtocol:
         self.passed_on: dict[str, dict[str, bytes]] = {}
         self.proofs, self.double = dict[str, bytes](), dict[str, bytes]()
         self.heard_at, self.asked = dict[str, float](), set[str]()
-        self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
+        self.agreement, self.unsigned, self.repaired = Agreement(), dict[str, str](), 0
+        self.dropped = self.left = False
         self._said, self._waited, self._keep = said, dict[str, float](), keep
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
         self._hashes: list[bytes] = []
@@ -120,7 +154,11 @@ class CommitProtocol:
             self.origin, allreduce.hashes = made.origin, made._hashes
         self._began: dict[str, bytes] = {}  # reducer → its opening in this round
         self.repetition: CommitProtocol | None = None
-        self.over, self._compared = asyncio.Event(), asyncio.Event()
+        self._precommits: dict[str, tuple[bytes, bytes]] = {}  # peer → hash of the average, what it signed of that
+        self._electorates: Electorates = ()
+        self._awaited, self._asking = set[str](), list[asyncio.Task[None]]()  # whose precommits may still come
+        self._locked_on: LastVote | None = None  # what it precommits
+        self.over, self._compared, self._decided = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._heard = asyncio.Condition()
 
     @property
@@ -129,27 +167,27 @@ class CommitProtocol:
         return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
 
     @property
-    def votes(self) -> tuple[bytes, ...]:
-        """Signed votes for the average that is here, of this member and of those that were heard."""
-        last = self.phases[-1]
-        said = [last.status(), *last.statuses.values()]
-        return tuple(status.vote for status in said if list(status.hashes) == last._hashes)
+    def precommits(self) -> dict[str, bytes]:
+        """Peer id → its precommit of the average that is here."""
+        return {peer: signed for peer, (average, signed) in self._precommits.items() if average == self._average}
+
+    def last_vote(self) -> LastVote:
+        """What this member precommitted, else what it voted for, if it did."""
+        votes, last = self.phases[-1]._votes, self.phases[-1]._locked_on
+        return last or self._vote_for(() if MISSING in votes else votes)
+
+    def _vote_for(self, hashes: Sequence[bytes], shown: Sequence[bytes] = ()) -> LastVote:
+        group, votes = self.allreduce.group, tuple(hashes)
+        rest = self._said, self.voting, tuple(shown), self
+        return LastVote(group.name.state_key, group.attempt, group.shares, votes, *rest)
 
     @property
-    def voted(self) -> bytes:
-        """The hash of the average for which this member voted and which somebody may have made a step; b"" for none."""
-        mine, last = self.allreduce, self.phases[-1]
-        unsigned = too_few(mine.used, len(self.members)) or bool({*self.unsigned.values()} - {UNHEARD})
-        return b"" if self.proofs or unsigned or MISSING in last._votes else self._hash_of(last._votes)
+    def precommitted(self) -> bool:
+        return self.phases[-1]._locked_on is not None
 
-    def last_vote(self, stuck_at: float = math.inf) -> LastVote:
-        """This member's vote in this round, once it votes on all parts."""
-        group, votes = self.allreduce.group, tuple(self.phases[-1]._votes)
-        lock = Lock(attempt=group.attempt, voted=group.attempt, shares=group.shares, average=self._hash_of(votes))
-        return LastVote(group.name.state_key, lock, votes, self._said, self.voting, self, stuck_at)
-
-    def _hash_of(self, votes: Sequence[bytes]) -> bytes:
-        return average_hash(self.allreduce.group.shares, votes)
+    @property
+    def _average(self) -> bytes:
+        return self.allreduce.group.vote(self.me, self.phases[-1]._hashes).average
 
     @property
     def phases(self) -> list[CommitProtocol]:
@@ -186,8 +224,22 @@ class CommitProtocol:
         """True while the store still holds this round's average."""
         return self.store.hashes is self._hashes
 
+    async def precommit(self, peer: PeerID, signed: bytes) -> bytes:
+        """Another member has precommitted so; what this one signed, b"" where it dropped the round, once it knows."""
+        if peer not in self.members:
+            raise ValueError("not a member of this round")
+        await self._take_precommit(str(peer), signed)
+        await asyncio.wait_for(self._decided.wait(), DECIDING * self.patience)
+        return self._precommits.get(str(self.me), (b"", b""))[1]
+
     async def run(self) -> None:
         """Compare, repeat and fetch, when the transfer is over, then commit or drop the round."""
+        try:
+            await self._run()
+        finally:
+            self._decided.set()
+
+    async def _run(self) -> None:
         self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
         self._votes = [
             digest if self.reducer_of(index) in {str(self.me), *self.allreduce.signed} else vote
@@ -208,7 +260,7 @@ class CommitProtocol:
                 about |= {*map(self.reducer_of, self.agreement.unconfirmed)}
                 reducing = {peer for peer, member in called.items() if self.allreduce.parts_of(member)}
                 about |= reducing - self.commitments.keys() - self.passed_on.keys()
-            if not (about := about - {""}) and not (first and late):
+            if not (about := about - {""}) and not (first and (late or self._whole_votes_lack())):
                 break
             await asyncio.gather(*(self._ask_about(about, called[peer]) for peer in self._answered))
         else:
@@ -230,7 +282,73 @@ class CommitProtocol:
         self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
         if self.agreement.unheard:  # this peer's own line may be why it heard nothing signed
             self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
-        self.dropped = few or unlike or lacks or bool(self.unsigned)
+        voted = self._has_quorum(self._voters()) and not self.left
+        self.dropped = few or unlike or lacks or bool(self.unsigned) or not voted
+        if not self.dropped:
+            await self._precommit(calling - gone)
+
+    def _has_quorum(self, peers: Iterable[str]) -> bool:
+        return are_enough(peers, self._electorates)
+
+    def _voters(self) -> list[str]:
+        """Who signed a vote for the whole average as this member has it, or is to have it."""
+        wanted = self.agreement.wanted
+        average = tuple(wanted[index][0] if index in wanted else held for index, held in enumerate(self._hashes))
+        mine = [str(self.me)] if tuple(self._votes) == average else []
+        return mine + [peer for peer, status in self.statuses.items() if status.hashes == average]
+
+    def _whole_votes_lack(self) -> bool:
+        """True where each part has a quorum's votes, of members that did not know all of them."""
+        return self.agreement.reached and not self._has_quorum(self._voters())
+
+    async def _precommit(self, calling: Set[str]) -> None:
+        """Write down what a quorum has voted for, say so, and commit when a quorum has.
+
+        calling: members that call this one, and cannot be called.
+        """
+        mine, hashes = self.allreduce, tuple(self._hashes)
+        said = [self.status(), *self.statuses.values()]
+        self._locked_on = self._vote_for(hashes, [status.vote for status in said if status.hashes == hashes])
+        self._keep(self._locked_on)
+        signed = mine.group.vote(self.me, hashes, Precommit).sign(mine.signer)
+        self._precommits[str(self.me)] = self._average, signed
+        self._decided.set()
+        there = {peer for peer, dropped in self._answered.items() if not dropped} - self._precommits.keys()
+        others = [member for member in self.listening if str(member) in there]  # who has called is told by the answer
+        # not one of these calls is given up: after some twenty that were, libp2p's daemon answers no others
+        self._asking = [asyncio.create_task(self._ask_precommit(member, signed)) for member in others]
+        self._awaited = there | calling - self._precommits.keys()
+        try:
+            async with asyncio.timeout(max(0.0, self._ends - loop_time())), self._heard:
+                await self._heard.wait_for(lambda: self._has_quorum(self.precommits) or not self._awaited)
+        except TimeoutError:
+            logger.info(f"no word of {self._awaited} about their precommits")
+        self.dropped = not self._has_quorum(self.precommits)
+
+    async def _ask_precommit(self, member: PeerID, signed: bytes) -> None:
+        """Tell one member of this one's precommit, and be told its own, once it has decided: it may wait for others."""
+        question, answer = wire.PRECOMMITTED.message((self.allreduce.group_id, signed)), b""
+        for attempt in range(ASKED_TIMES):
+            try:
+                stub, timeout = self.allreduce.stub_of(member), self._left(self._ends, DECIDING * self.patience)
+                _, answer = wire.PRECOMMITTED.read(await stub.rpc_precommit(question, timeout=timeout))
+                break
+            except TimeoutError:
+                break
+            except Exception as error:  # P2P errors of many types
+                logger.info(f"asking {member} whether it has precommitted failed: {error!r}")
+                await asyncio.sleep(RETRY_SECONDS * attempt)
+        await self._take_precommit(str(member), answer)
+
+    async def _take_precommit(self, peer: str, signed: bytes) -> None:
+        """Remember it, if it is one; nothing more is awaited from this member."""
+        async with self._heard:
+            self._awaited.discard(peer)
+            with contextlib.suppress(NotProven):
+                said = Precommit.read(signed, self.allreduce.signer.opened)
+                if (said.name, said.voter) == (self.allreduce.name, peer):
+                    self._precommits[peer] = said.average, signed
+            self._heard.notify_all()
 
     def _lost(self) -> list[int]:
         """The positions of reducers that had begun and of whose averages nobody knows what they signed.
@@ -258,8 +376,9 @@ class CommitProtocol:
         absent = frozenset(map(str, self.members)) - heard - {str(self.me)}
         transfer = mine.repeated(lost, absent, max(0.0, self._ends - loop_time()))
         again = type(self)(transfer, self._said, keep=self._keep)
-        again._votes, self.repetition = list(self._votes), again
+        again._votes, again.left, self.repetition = list(self._votes), self.left, again
         self._compared.set()
+        self._decided.set()
         await again.allreduce.run()
         await again.run()
         left = {str(mine.reducers[position]) for position in lost}
@@ -282,15 +401,17 @@ class CommitProtocol:
         votes |= {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
         dropped = [peer for peer, gone in self._answered.items() if gone]
         voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
-        self.agreement = agree(self._hashes, votes, voices, dropped, group.liars, group.steps)
+        self._electorates = electorates_of(voices, group.liars, group.steps)
+        self.agreement = agree(self._hashes, votes, self._electorates, dropped)
 
     def _vote(self) -> None:
         """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated.
 
         On an average that the group repeats it votes as who has voted for that.
         """
+        group = self.allreduce.group
         for status in self.statuses.values() if self._locked and MISSING in self._votes else ():
-            if MISSING not in status.hashes and self._hash_of(status.hashes) == self._locked:
+            if MISSING not in status.hashes and group.vote(self.me, status.hashes).average == self._locked:
                 self._votes = list(status.hashes)
         lacking = {index for index, vote in enumerate(self._votes) if vote == MISSING and self.repetition is None}
         words = self.commitments
@@ -324,22 +445,20 @@ class CommitProtocol:
         clipped = dict(self.allreduce.reducer.clipped)
         votes, mine = tuple(self._votes), self.allreduce
         if MISSING not in votes and not self._signed:
-            self._keep(self.last_vote())
-            self._signed = SignedVote(mine.name, str(self.me), (self._hash_of(votes),)).sign(mine.signer)
-        rest = mine.commitment, clipped, others or {}, self.dropped, heard or {}, self._waited
+            self._signed = mine.group.vote(self.me, votes).sign(mine.signer)
+        rest = mine.commitment, clipped, others or {}, self.dropped or self.left, heard or {}, self._waited
         return PartStatus(votes, self._said, self._signed, *rest)
 
     def _read(self, message: runtime_pb2.ExpertInfo, peer: str) -> PartStatus:
         """Another member's status. Raises ValueError for any other, and for votes that it did not sign."""
         status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
-        if MISSING not in status.hashes:
-            vote = SignedVote(mine.name, peer, (self._hash_of(status.hashes),))
-            if SignedVote.read(status.vote, mine.signer.opened) != vote:
-                raise NotProven("votes that are not signed")
+        voted = MISSING not in status.hashes
+        if voted and SignedVote.read(status.vote, mine.signer.opened) != mine.group.vote(peer, status.hashes):
+            raise NotProven("votes that are not signed")
         return status
 
-    def _left(self, until: float, patience: float = math.inf) -> float:
-        return max(0.0, min(self.patience, patience, until - loop_time()))
+    def _left(self, until: float, patience: float | None = None) -> float:
+        return max(0.0, min(self.patience if patience is None else patience, until - loop_time()))
 
     async def _hear(self, peer: str, status: PartStatus) -> None:
         async with self._heard:

@@ -5,8 +5,9 @@
 - A sender opens its stream to a reducer with an `Opening`: its samples, and the hash of every part that it will send.
 - A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
   hashes of its averages.
-- A member signs a `SignedVote` for the average as a whole. These are kept with it, and show who was not in the round
-  that it was made so.
+- A member signs a `SignedVote` for the average as a whole, and a `Precommit` once it has seen those of a quorum. The
+  votes show a later group that the average may be a step. The precommits are kept with it, and show who was not in the
+  round that it was made so.
 - An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
   guilty is who signed an average that does not follow from inputs that their senders signed. Or it is two unlike
   commitments of one reducer to one round, or two unlike votes of one member: nobody honest signs twice, for its own
@@ -18,7 +19,7 @@ another, nor what is sent to a reducer what is sent to the same one as the backu
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,17 +114,14 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 
 @dataclass(frozen=True)
 class Lock:
-    """A member's word on its earlier rounds from the state of its join: the average for which it voted may be a step.
+    """A member's word on its earlier rounds from the state of its join.
 
     liars: how many of the trainers may lie, as it counts them. attempt: the number of the last of those rounds, 0
-    without one. voted: of the one in which it voted last, 0 without. shares, average: the cut of the average for which
-    it did, and its hash.
+    without one. average: the hash of the one that it has precommitted last, so that somebody may have made it a step.
     """
 
     liars: int = 0
     attempt: int = 0
-    voted: int = 0
-    shares: tuple[int, ...] = ()
     average: bytes = b""
 
 
@@ -189,7 +187,9 @@ class SignedMessage:
     def read(cls, envelope: bytes, opened: Opened = open_envelope) -> Self:
         """Raises NotProven for anything else than such a message that its signer signed."""
         signer, body = opened(envelope)
-        _, run, state_key, group_id, *values, joined = _read(body, cls.form)
+        kind, run, state_key, group_id, *values, joined = _read(body, cls.form)
+        if kind != cls.kind:
+            raise NotProven(f"no {cls.kind}")
         if len(joined) % cls.hash_bytes:
             raise NotProven("hashes of another length")
         hashes = tuple(joined[start : start + cls.hash_bytes] for start in range(0, len(joined), cls.hash_bytes))
@@ -242,14 +242,26 @@ class Commitment(SignedMessage):
 class SignedVote(SignedMessage):
     """A member's signed word that the whole average of a round has this hash; it signs none other in the round.
 
-    hashes: one, see `average_hash`.
+    attempt: the number of the round. shares: how the average is cut. hashes: one, see `average_hash`.
     """
 
     kind, form, hash_bytes = "vote", wire.VOTE, INPUT_BYTES
 
     name: RoundName
     voter: str
+    attempt: int
+    shares: tuple[int, ...]
     hashes: tuple[bytes, ...]
+
+    @property
+    def average(self) -> bytes:
+        return self.hashes[0]
+
+
+class Precommit(SignedVote):
+    """A member's signed word that it has this average, and has seen a quorum's votes for it; it shows them later."""
+
+    kind = "precommit"
 
 
 def average_hash(shares: Sequence[int], hashes: Sequence[bytes]) -> bytes:
@@ -257,15 +269,24 @@ def average_hash(shares: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     return hashlib.sha256(wire.AVERAGE_HEADER.pack((tuple(shares), b"".join(hashes), ()))).digest()
 
 
-def voters(votes: Iterable[bytes], run: str, state_key: str, average: bytes, opened: Opened) -> set[str]:
-    """The signers of those votes that are for the average with this hash, as the one to step with from this state."""
-    found = set[str]()
-    for envelope in votes:
-        with contextlib.suppress(NotProven):
-            vote = SignedVote.read(envelope, opened)
-            if (vote.name.run, vote.name.state_key, vote.hashes) == (run, state_key, (average,)):
-                found.add(vote.voter)
-    return found
+@functools.lru_cache(maxsize=4 * MAX_MEMBERS)  # who is locked shows them ten times a second until there is a group
+def _read_vote(read: Callable[[bytes, Opened], SignedVote], envelope: bytes, opened: Opened) -> SignedVote | None:
+    try:
+        return read(envelope, opened)
+    except NotProven:
+        return None
+
+
+def read_votes(
+    kind: type[SignedVote], votes: Iterable[bytes], run: str, state_key: str, opened: Opened
+) -> dict[bytes, SignedVote]:
+    """Envelope → vote, of those that are votes of this kind on averages with which to step from this state."""
+    read = {envelope: _read_vote(kind.read, envelope, opened) for envelope in votes}
+    return {
+        envelope: vote
+        for envelope, vote in read.items()
+        if vote is not None and (vote.name.run, vote.name.state_key) == (run, state_key)
+    }
 
 
 @dataclass(frozen=True)

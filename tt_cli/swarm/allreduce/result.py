@@ -10,7 +10,6 @@ from typing import Any
 from tt_cli.swarm.allreduce.allreduce import too_few
 from tt_cli.swarm.allreduce.commit import UNHEARD, CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
-from tt_cli.swarm.allreduce.messages import Lock
 
 UNLIKE, DOUBLE = "signed unlike averages", "signed unlike votes"
 
@@ -27,10 +26,9 @@ class RoundResult:
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
     a wrong average. doubts: peer id → what the last audit could not clear up. workless: see `WorkAudits.look`. late:
     peer id → seconds for which it held the round up. waited: peer id → for which members it waited, as it says, and for
-    how many seconds. share: of the average that this peer reduced; None where it could not be asked to. lock: the state
-    from which the round started, and what it lets this peer say of it in the next one. given: its gradient is in the
-    average. repeated: that was made in an earlier round. voting: who was in a round with this average, as far as this
-    peer was in it.
+    how many seconds. share: of the average that this peer reduced; None where it could not be asked to. voted: it voted
+    for an average from this state, which others may have made a step. given: its gradient is in the average. repeated:
+    that was made in an earlier round. voting: who was in a round with this average, as far as this peer was in it.
     """
 
     complete: bool = False
@@ -51,7 +49,7 @@ class RoundResult:
     late: dict[str, float] = field(default_factory=dict)
     waited: dict[str, dict[str, float]] = field(default_factory=dict)
     share: float | None = None
-    lock: tuple[str, Lock] = ("", Lock())
+    voted: bool = False
     given: bool = True
     repeated: bool = False
     voting: frozenset[str] = frozenset()
@@ -156,6 +154,8 @@ def _problem(commit: CommitProtocol, received: float) -> str:
         return f"this peer received what {transfer.used} of {len(transfer.members)} members sent"
     if commit.unsigned:
         return "; ".join(f"{peer}: {why}" for peer, why in commit.unsigned.items())
+    if commit.precommitted:
+        return f"only {len(commit.precommits)} of {len(transfer.members)} members precommitted"
     if agreement.unconfirmed:
         return f"too few members know {len(agreement.unconfirmed)} parts of the average"
     part = math.floor(received * 1000) / 10

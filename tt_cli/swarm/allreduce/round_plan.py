@@ -26,7 +26,15 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import NotProven, Opened, RoundName, SignedJoin, open_envelope
+from tt_cli.swarm.allreduce.messages import (
+    NotProven,
+    Opened,
+    RoundName,
+    SignedJoin,
+    SignedVote,
+    average_hash,
+    open_envelope,
+)
 from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, NOBODY, Partition, TensorPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
@@ -170,7 +178,7 @@ class RoundGroup:
     members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
     liars: the largest number below a third of the trainers' voices. steps: members that say to have made some.
     attempt: the number of the round among those from its state. locked: the hash of the average that it repeats, with
-    that one's shares; b"" where it makes one. claims: who says in its join that it has voted for that.
+    that one's shares; b"" where it makes one. claims: who says in its join that it has precommitted that.
     """
 
     name: RoundName
@@ -190,6 +198,10 @@ class RoundGroup:
     locked: bytes = b""
     claims: frozenset[str] = frozenset()
 
+    def vote(self, peer: object, hashes: Sequence[bytes], kind: type[SignedVote] = SignedVote) -> SignedVote:
+        """What this member signs for the average whose parts have these hashes."""
+        return kind(self.name, str(peer), self.attempt, self.shares, (average_hash(self.shares, hashes),))
+
     def cut(self, layout: Partition) -> tuple[TensorPart, ...]:
         """Its parts, each with who reduces it: nobody what was made before. Raises as `Partition.parts`."""
         parts = self.name.cut(layout, self.shares)
@@ -204,10 +216,20 @@ class FalseGroup(ValueError):
         self.leader = leader
 
 
+def entry_of(join: bytes, votes: Sequence[bytes] = ()) -> bytes:
+    """What a member gives to its leader: its signed join, and the votes by which it is locked."""
+    return wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack((join, tuple(votes)))))
+
+
+def read_entry(gathered: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+    """Signed join and votes. Raises ValueError for anything else."""
+    return wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2])
+
+
 @functools.lru_cache(maxsize=2 * MAX_MEMBERS)  # a leader is asked ten times a second, and all look at all joins
 def join_in(gathered: bytes, peer: PeerID, opened: Opened) -> SignedJoin:
     """The join that this member signed for a group. Raises ValueError for anything else."""
-    signer, join = SignedJoin.read(wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2]), opened)
+    signer, join = SignedJoin.read(read_entry(gathered)[0], opened)
     if signer != str(peer):
         raise NotProven("it was signed by somebody else")
     return join
@@ -221,6 +243,13 @@ def member_in(gathered: bytes, peer: PeerID, membership: Admission, opened: Open
     except NotAdmitted as error:
         raise NotAdmitted(f"{peer} is no member: {error}") from None
     return join
+
+
+def _is_join(gathered: bytes, own: bytes) -> bool:
+    try:
+        return read_entry(gathered)[0] == read_entry(own)[0]
+    except ValueError:
+        return False
 
 
 def joins_of(
@@ -239,7 +268,7 @@ def joins_of(
 
     if not len(entries) == len(group.peer_ids) == len(group.gathered):
         raise refused("of other members than joins")
-    if entries.get(me) != own:
+    if not _is_join(entries.get(me, b""), own):
         raise refused("without what this peer signed")
     for peer, gathered in entries.items():
         try:

@@ -13,7 +13,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
-from tt_cli.swarm.allreduce.messages import Lock
+from tt_cli.swarm.allreduce.messages import SignedVote
 
 
 @dataclass(frozen=True)
@@ -99,54 +99,85 @@ def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> b
     return 2 * some > voices + max(liars, liars_among(voices))
 
 
-def locked_by(locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int]) -> tuple[tuple[int, ...], bytes] | None:
-    """The average (cut, hash) that a group repeats, as somebody may have made it a step; None for a new one.
+def most_say(numbers: Mapping[str, int], voices: Mapping[str, Fraction | int]) -> int:
+    """The largest number that more than half of the voices reach. numbers: by peer id, of some of them."""
+    half = Fraction(sum(voices[peer] for peer in numbers), 2)
+    return max(n for n in numbers.values() if sum(voices[peer] for peer, said in numbers.items() if said >= n) > half)
 
-    More must have voted for it than may lie, as any of them counts: so all come to the same. Of several such averages
-    it is the one of the latest attempt: had an earlier one been made a step, that attempt would have repeated it.
-    locks, voices: by peer id, of all members.
+
+@dataclass(frozen=True, order=True)
+class LockedAverage:
+    """An average that a group repeats, as somebody may have made it a step: its attempt, voices, cut and hash."""
+
+    attempt: int
+    voices: Fraction | int
+    shares: tuple[int, ...]
+    average: bytes
+
+
+def locked_by(votes: Iterable[SignedVote], voices: Mapping[str, Fraction | int], liars: int) -> LockedAverage | None:
+    """The average that a group repeats; None where it makes a new one.
+
+    More of the group must have signed votes for it than may lie: one of them does not. Of several such averages it is
+    the one of the latest attempt: had an earlier one been made a step, that attempt would have repeated it. votes: all
+    that were shown. voices: peer id → share of a voice, of the group's members.
     """
-    votes = defaultdict[tuple[tuple[int, ...], bytes], list[tuple[int, str]]](list)
-    for peer, lock in locks.items():
-        if lock.voted:
-            votes[lock.shares, lock.average].append((lock.voted, peer))
-    ranked, liars = [], max((lock.liars for lock in locks.values()), default=0)
-    for average, said in votes.items():
+    last = defaultdict[tuple[tuple[int, ...], bytes], dict[str, int]](dict)
+    for vote in votes:
+        if vote.voter in voices:
+            said = last[vote.shares, vote.average]
+            said[vote.voter] = max(vote.attempt, said.get(vote.voter, 0))
+    ranked = []
+    for (shares, average), said in last.items():
         heard = Fraction(0)
-        for attempt, peer in sorted(said, reverse=True):
+        for attempt, peer in sorted(((attempt, peer) for peer, attempt in said.items()), reverse=True):
             heard += voices[peer]
-            if heard > liars:  # one of these does not lie
-                ranked.append((attempt, sum(voices[peer] for _, peer in said), average))
+            if heard > liars:
+                ranked.append(LockedAverage(attempt, sum(map(voices.__getitem__, said)), shares, average))
                 break
-    return max(ranked)[-1] if ranked else None
+    return max(ranked, default=None)
+
+
+Electorates = Sequence[tuple[Mapping[str, Fraction | int], int]]
+"""Voices of some members, and how many of them may lie at least: of each a quorum is needed."""
+
+
+def electorates_of(voices: Mapping[str, Fraction | int], liars: int = 0, steps: Collection[str] = ()) -> Electorates:
+    """All members of a round who can be heard, and those of them who have made steps, where some have.
+
+    voices: of all of them. liars: how many voices of the swarm may lie. Newcomers do not know how many lie: what is
+    enough for them is so for those who have made steps.
+    """
+    with_steps = {peer: voice for peer, voice in voices.items() if peer in steps}
+    return [(voices, liars), (with_steps, 0)] if steps else [(voices, liars)]
+
+
+def are_enough(peers: Iterable[str], electorates: Electorates) -> bool:
+    """True for a quorum of each electorate."""
+    there = set(peers)
+    return all(
+        is_quorum(sum(those[peer] for peer in there & those.keys()), sum(those.values()), lying)
+        for those, lying in electorates
+    )
 
 
 def agree(
     held: Sequence[bytes],
     votes: Mapping[str, Sequence[bytes]],
-    voices: Mapping[str, Fraction | int],
+    electorates: Electorates,
     dropped: Collection[str] = (),
-    liars: int = 0,
-    steps: Collection[str] = (),
 ) -> Agreement:
     """The outcome of comparing votes. held: hashes of what this member has. votes: peer id → those that were heard.
 
-    voices: peer id → its share of a voice, of all who could be heard. dropped: those who have dropped the round. liars:
-    how many voices of the swarm may lie. steps: who has made some. A quorum must be heard that has not dropped it, and
-    each part needs the votes of one, which is also one of those who have made steps, where some have.
+    electorates: of all who could be heard. dropped: those who have dropped the round. A quorum must be heard that has
+    not dropped it, and each part needs the votes of one.
     """
-    electorates = [(voices, liars)]
-    if steps:  # newcomers do not know how many lie: what is enough for them is so for those who have made steps
-        electorates.append(({peer: voice for peer, voice in voices.items() if peer in steps}, 0))
-
-    def are_enough(peers: Iterable[str]) -> bool:
-        there = [peer for peer in peers if peer not in dropped]
-        return all(
-            is_quorum(sum(those.get(peer, 0) for peer in there), sum(those.values()), lying)
-            for those, lying in electorates
-        )
-
-    few = "" if are_enough(votes) else f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others"
+    voices, gone = electorates[0][0], set(dropped)
+    few = (
+        ""
+        if are_enough(votes.keys() - gone, electorates)
+        else (f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others")
+    )
     agreement = Agreement(unheard=few)
     for index, mine in enumerate(held):
         voters = defaultdict[bytes, list[str]](list)
@@ -159,7 +190,7 @@ def agree(
         best = max(voters, key=lambda vote: sum(voices[peer] for peer in voters[vote]))
         if len(voters) > 1:
             agreement.differing.append(index)
-        if not are_enough(voters[best]):
+        if not are_enough({*voters[best]} - gone, electorates):
             (agreement.disputed if len(voters) > 1 else agreement.unconfirmed).append(index)
         elif best != mine:
             agreement.wanted[index] = (best, voters[best])
