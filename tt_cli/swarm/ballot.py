@@ -1,6 +1,6 @@
 """The file of a peer's last vote: who starts again tells the next group of it, as if it had not ended.
 
-It is written in the averager's process before anybody is shown the vote, and read before that process is forked.
+It is written in the averager's process before that precommits, and read before the process is forked.
 """
 
 from __future__ import annotations

@@ -173,12 +173,8 @@ def agree(
     not dropped it, and each part needs the votes of one.
     """
     voices, gone = electorates[0][0], set(dropped)
-    few = (
-        ""
-        if are_enough(votes.keys() - gone, electorates)
-        else (f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others")
-    )
-    agreement = Agreement(unheard=few)
+    few = f"heard from {len(votes) - len(dropped) - 1} of {len(voices) - 1} others"
+    agreement = Agreement(unheard="" if are_enough(votes.keys() - gone, electorates) else few)
     for index, mine in enumerate(held):
         voters = defaultdict[bytes, list[str]](list)
         for peer, each in votes.items():
