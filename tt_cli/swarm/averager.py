@@ -93,9 +93,8 @@ class Averager(StateBridge, DecentralizedAverager):
 
     identity: of this peer, whose key signs what it sends and what it reduces. shapes: name → shape of the gradients;
     empty for a peer that only hands out state. local: this peer's mean gradient. store: the last average. source,
-    read_tree: see StateBridge. line: caps on traffic, if there are any.
-
-    era: of this peer's state; whoever begins another one says so.
+    read_tree: see StateBridge. line: caps on traffic, if there are any. era: of this peer's state; whoever begins
+    another one says so.
     """
 
     allreduce_type, commit_type, rendezvous_type = AllReduce, CommitProtocol, LeaderRendezvous
@@ -190,7 +189,7 @@ class Averager(StateBridge, DecentralizedAverager):
         return self.step(timeout=timeout, scheduled_time=until, allow_retries=False, require_trigger=True, wait=False)
 
     def _in_era(self, state_key: str) -> str:
-        """What was made and voted for from a state before the organiser took the run back to it counts no more."""
+        """The key in this era: of what was made before the organiser took the run back to a state nothing counts."""
         return f"{state_key}_{self.era}" if self.era else state_key
 
     def average(
@@ -227,7 +226,7 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> str | None:
         """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
 
-        plan: one of its trainers who do not lie must have voted for it. Without it nobody vouches for the average:
+        plan: one of its trainers who do not lie must have precommitted it. Without it nobody vouches for the average:
         whether it is the right one shows in the digest of the state that it leads to.
         """
         future = self.future_type()
@@ -329,7 +328,7 @@ class Averager(StateBridge, DecentralizedAverager):
             yield message
 
     def _join(self, plan: RoundPlan) -> bytes:
-        """What this peer gives to the leader, and through it to all: earlier rounds from the state are over for it."""
+        """Sign this peer's word to the leader, and through it to all: earlier rounds from the state are over for it."""
         for commit in self._rounds.values():
             for phase in commit.phases if commit.allreduce.name.state_key == plan.state_key else ():
                 phase.left = True
@@ -416,7 +415,7 @@ class Averager(StateBridge, DecentralizedAverager):
         return replace(result, workless=workless, voted=voted)
 
     def _keep(self, vote: LastVote) -> None:
-        """What this peer says of its votes from now on, whatever becomes of its process."""
+        """Say this of its votes from now on, whatever becomes of the process."""
         self._voted = vote
         self._ballot.keep(vote)
 

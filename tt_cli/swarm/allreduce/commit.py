@@ -104,7 +104,7 @@ class LastVote:
 
     @property
     def lock(self) -> Lock:
-        """What its joins say of it."""
+        """The word of its joins on it."""
         return Lock(attempt=self.attempt, average=self.average if self.shown else b"")
 
 
@@ -172,7 +172,7 @@ class CommitProtocol:
         return {peer: signed for peer, (average, signed) in self._precommits.items() if average == self._average}
 
     def last_vote(self) -> LastVote:
-        """What this member precommitted, else what it voted for, if it did."""
+        """The average that this member precommitted, else the one for which it voted, if it did."""
         votes, last = self.phases[-1]._votes, self.phases[-1]._locked_on
         return last or self._vote_for(() if MISSING in votes else votes)
 
@@ -291,7 +291,7 @@ class CommitProtocol:
         return are_enough(peers, self._electorates)
 
     def _voters(self) -> list[str]:
-        """Who signed a vote for the whole average as this member has it, or is to have it."""
+        """The signers of votes for the whole average as this member has it, or is to have it."""
         wanted = self.agreement.wanted
         average = tuple(wanted[index][0] if index in wanted else held for index, held in enumerate(self._hashes))
         mine = [str(self.me)] if tuple(self._votes) == average else []
@@ -315,7 +315,7 @@ class CommitProtocol:
         self._decided.set()
         there = {peer for peer, dropped in self._answered.items() if not dropped} - self._precommits.keys()
         others = [member for member in self.listening if str(member) in there]  # who has called is told by the answer
-        # not one of these calls is given up: after some twenty that were, libp2p's daemon answers no others
+        # none of these calls is cancelled: two peers that did so stood still after some twenty, no call was answered
         self._asking = [asyncio.create_task(self._ask_precommit(member, signed)) for member in others]
         self._awaited = there | calling - self._precommits.keys()
         try:

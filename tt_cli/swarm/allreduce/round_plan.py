@@ -199,7 +199,7 @@ class RoundGroup:
     claims: frozenset[str] = frozenset()
 
     def vote(self, peer: object, hashes: Sequence[bytes], kind: type[SignedVote] = SignedVote) -> SignedVote:
-        """What this member signs for the average whose parts have these hashes."""
+        """The vote, unsigned, of this member for the average whose parts have these hashes."""
         return kind(self.name, str(peer), self.attempt, self.shares, (average_hash(self.shares, hashes),))
 
     def cut(self, layout: Partition) -> tuple[TensorPart, ...]:
@@ -217,7 +217,7 @@ class FalseGroup(ValueError):
 
 
 def entry_of(join: bytes, votes: Sequence[bytes] = ()) -> bytes:
-    """What a member gives to its leader: its signed join, and the votes by which it is locked."""
+    """Pack a member's word to its leader: its signed join, and the votes by which it is locked."""
     return wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack((join, tuple(votes)))))
 
 
