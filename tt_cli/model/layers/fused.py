@@ -46,7 +46,8 @@ class Fusion:
 
     def give_up(self, error: Exception) -> None:
         """Compile nothing any more."""
-        self.failure = f"{type(error).__name__}: {first_line(error)[:200]}"
+        cause = getattr(error, "inner_exception", error)  # torch's own error says in its first line that there is one
+        self.failure = f"{type(cause).__name__}: {first_line(cause)[:200]}"
         self.warn(f"elementwise kernels run eagerly from now on: compiling failed: {self.failure}")
 
 
