@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import hivemind.dht.dht
 import hivemind.dht.node
 import hivemind.dht.protocol
+import hivemind.p2p.p2p_daemon_bindings.p2pclient as p2p_client
 import hivemind.utils.tensor_descr
 import torch
 from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
 from hivemind.averaging.control import StepControl
 from hivemind.p2p import P2P, P2PContext
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils import MPFuture
 from hivemind.utils.auth import AuthRole
@@ -34,6 +37,7 @@ _hivemind_cancel = StepControl.cancel
 def apply() -> None:
     """Make all changes that a DHT node and an averager need."""
     StepControl.cancel = cancel_before_telling
+    p2p_client.ControlClient = DaemonConnection
     hivemind.dht.protocol.AuthRPCWrapper = AuthorizedByPeerId
     hivemind.dht.dht.DHTNode = DHTNode
     hivemind.dht.node.DHTProtocol, hivemind.dht.protocol.RoutingTable = DHTProtocol, RoutingTable
@@ -55,6 +59,33 @@ def cancel_before_telling(control: StepControl) -> bool:
     """
     MPFuture.cancel(control)
     return bool(_hivemind_cancel(control))
+
+
+class PendingCalls(dict[UUID, "asyncio.Future[bytes]"]):
+    """Calls that wait for their answer; one that was given up does not, though its caller has yet to remove it.
+
+    An answer that came in that very moment ended the task that reads all answers, and every call after it hung.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        answer = self.get(call) if isinstance(call, UUID) else None
+        return answer is not None and not answer.done()
+
+
+class HandlerTasks(dict[UUID, "asyncio.Task[None]"]):
+    """Calls of others that this node answers; hivemind keeps for ever what its caller gave up."""
+
+    def __setitem__(self, call: UUID, task: asyncio.Task[None]) -> None:
+        super().__setitem__(call, task)
+        task.add_done_callback(lambda task: self.pop(call, None))
+
+
+class DaemonConnection(ControlClient):
+    """A node's connection with its libp2p daemon, which outlives calls that are given up."""
+
+    def __init__(self, *args: Any, **more: Any):
+        super().__init__(*args, **more)
+        self._pending_calls, self._handler_tasks = PendingCalls(), HandlerTasks()
 
 
 class AuthorizedByPeerId:

@@ -315,7 +315,7 @@ class CommitProtocol:
         self._decided.set()
         there = {peer for peer, dropped in self._answered.items() if not dropped} - self._precommits.keys()
         others = [member for member in self.listening if str(member) in there]  # who has called is told by the answer
-        # none of these calls is cancelled: two peers that did so stood still after some twenty, no call was answered
+        # none of these calls is cancelled: who has yet to answer is to hear of this precommit
         self._asking = [asyncio.create_task(self._ask_precommit(member, signed)) for member in others]
         self._awaited = there | calling - self._precommits.keys()
         try:
