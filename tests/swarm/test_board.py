@@ -44,7 +44,20 @@ def test_a_trainer_counts_for_as_long_again_as_its_record(board: PeerDirectory, 
     clock.now += 58  # b's record has expired, and is not forgotten
     see(board)
     assert board.trainers() == {"a", "b"}
+    clock.now += 63
+    see(board)
+    assert board.trainers() == set()
+
+
+def test_a_look_that_took_longer_than_records_last_makes_nobody_seem_gone(
+    board: PeerDirectory, clock: SteppedClock
+) -> None:
+    """A DHT node that hangs may hold up a look, and all records that were known have expired when it ends."""
+    see(board, record("a"), record("b"))
     clock.now += 61
+    see(board)
+    assert board.trainers() == {"a", "b"}
+    clock.now += 60
     see(board)
     assert board.trainers() == set()
 
@@ -81,7 +94,7 @@ def test_who_is_two_steps_ahead_is_not_gone_and_who_was_never_a_member_does_not_
     ahead = {"epoch": 7, "digest": "cc", "vote": True, "time": clock.now}
     see(board, record("a", **ahead), record("x", **ahead), record("client", **ahead, client_mode=True))
     assert board.trainers() == {"a", *"bcde"}
-    clock.now += 61
+    clock.now += 81
     see(board, record("a", **{**ahead, "epoch": 8, "time": clock.now}))
     assert board.trainers() == {"a"}, "the view goes on when the others' records have expired"
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hivemind.dht.protocol
@@ -15,11 +16,13 @@ from hivemind.dht import DHT, DHTNode
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
 from tt_cli.swarm.network.connectivity import CUT_OFF, Connectivity, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
-from tt_cli.swarm.records.publisher import keep_in_touch
+from tt_cli.swarm.records.publisher import SwarmState, keep_in_touch
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
 AHEAD = 100.0
@@ -190,3 +193,36 @@ def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkey
     assert contacts.why_not_alone()
     monkeypatch.setattr(room, "UNSEEN_SECONDS", 0.0)
     assert not contacts.why_not_alone(), "it answers and does not train"
+
+
+class Returning:
+    """A peer's view of the others, which changes while it asks whether it is alone: then it has this plan."""
+
+    def __init__(self, plan: RoundPlan, behind: bool, why: str = "") -> None:
+        self.board: Any = SimpleNamespace(view=None, parted=list)
+        self.contacts = SimpleNamespace(why_not_alone=lambda seen, parted: self.see() or why)
+        self._then, self._is_behind = plan, behind
+
+    def see(self) -> None:
+        self.board.view = "them"
+
+    def _plan(self, view: Any) -> RoundPlan:
+        return self._then if view == "them" else RoundPlan("5_aa", frozenset("a"), "a", 1)
+
+    def _behind(self, view: Any) -> bool:
+        return self._is_behind and view == "them"
+
+    def why_not_alone(self) -> str:
+        me: Any = self
+        return Collaboration._why_not_alone(me, SwarmState.of(()))
+
+
+def test_who_comes_back_while_a_peer_asks_keeps_it_from_a_step_alone() -> None:
+    """A process that hangs takes seconds not to answer."""
+    alone, together = (RoundPlan("5_aa", frozenset(members), "a", len(members)) for members in ("a", "ab"))
+    assert not Returning(alone, behind=False).why_not_alone()
+    assert Returning(together, behind=False).why_not_alone() == "for trainers that are back"
+    assert Returning(alone, behind=True).why_not_alone() == "for trainers that are back"
+    few = RoundPlan("5_aa", frozenset("a"), "a", 3)
+    assert Returning(few, behind=False).why_not_alone() == few.lacking
+    assert Returning(together, behind=False, why=CUT_OFF).why_not_alone() == CUT_OFF

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,7 +29,7 @@ from tt_cli.swarm.records.peer_record import peers_key
 from tt_cli.swarm.wire import RECORDS_ANSWER
 
 RUN = load_run("emoji")
-PEERS = 4
+PEERS, LONG = 4, 60.0
 RECORD = DHTRecord(b"key", b"subkey", b"value", 10.0)
 
 
@@ -52,8 +54,9 @@ class Swarm:
             subkey=RSASignatureValidator(identity.key).local_public_key,
             value=record(identity.peer_id, time=now).model_dump(),
             expiration_time=now + 60,
+            return_future=True,
         )
-        return bool(stored)
+        return bool(stored.result(timeout=LONG))
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +190,18 @@ def test_each_signs_its_own_and_nobody_else(swarm: Swarm) -> None:
     assert not checked.validate(own)
     other = replace(RECORD, subkey=theirs.local_public_key)
     assert checked.sign_value(other) == RECORD.value
+
+
+async def _be_patient(_: DHT, node: DHTNode) -> None:
+    node.protocol.wait_timeout = 3600.0
+
+
+def test_a_node_that_hangs_holds_up_no_renewal(swarm: Swarm) -> None:
+    node, hanging = swarm.nodes[1], swarm.nodes[2].pid
+    assert hanging is not None and swarm.store(node, swarm.identities[1])
+    node.run_coroutine(_be_patient)
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        assert swarm.store(node, swarm.identities[1])
+    finally:
+        os.kill(hanging, signal.SIGCONT)

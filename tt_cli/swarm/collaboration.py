@@ -407,7 +407,7 @@ class Collaboration:
                 self._hold()
             elif not held.samples:
                 self._wait_amid_round()
-            elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
+            elif why := self._why_not_alone(view):
                 self._wait_amid_round(why)
             else:
                 self._matchmaker.drop()
@@ -417,6 +417,14 @@ class Collaboration:
                     self._commit(started, result)
                 return
             view = self.board.fresh_view()
+
+    def _why_not_alone(self, view: SwarmState) -> str:
+        """Words on why this peer should not make a step alone; "" when nothing is against it."""
+        why = self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted())
+        now = self.board.view  # whom it asked may have taken their time, and be back by now
+        plan = self._plan(now)
+        back = self._behind(now) or len(plan.members) > 1
+        return why or plan.lacking or ("for trainers that are back" if back else "")
 
     def _follow(self, view: SwarmState, plan: RoundPlan, started: float) -> bool:
         """Make the step that some made from this state, where more voted for it than may lie."""

@@ -28,7 +28,7 @@ from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 SEARCH_SECONDS = 120.0  # that a search serves, if no node that keeps the records fails and no nearer one comes
-ALL_SECONDS = 2.0  # that a look waits for all whom it asks, if one has answered
+ALL_SECONDS = 2.0  # that a look, or a renewal, waits for all whom it asks, if one has answered
 ONE_SECONDS, ANSWERS = 1.0, 2  # after which a look in turn asks the next one; of nodes behind, with which it ends
 
 
@@ -147,18 +147,26 @@ class DHTNode(hivemind_node.DHTNode):
         return bool(await super().store(key, value, expiration_time, subkey, **more))
 
     async def _renew(self, key: DHTID, subkey: Any, chain: Chain) -> bool:
-        """Have as many of the nearest nodes keep a record as keep any; true if one does."""
+        """Have as many of the nearest nodes keep a record as keep any; true if one does.
+
+        Who takes its time is left to it once one has answered: a node that hangs must not hold up what all publish.
+        """
         took = int(self.protocol.keep_own(key, subkey, chain))
         nodes, _ = await self._search(key)
         peers = list(dict.fromkeys(nodes.values()))
         while peers and took < self.num_replicas:
             asked, peers = peers[: self.num_replicas - took], peers[self.num_replicas - took :]
-            answers = await asyncio.gather(*(self.protocol.call_renew(peer, key, subkey, chain) for peer in asked))
-            took += sum(map(bool, answers))
-            for peer, answer in zip(asked, answers, strict=True):
-                if answer is None:
-                    self.blacklist.register_failure(peer)
+            calls = {asyncio.create_task(self._renew_at(peer, key, subkey, chain)) for peer in asked}
+            answered, late = await asyncio.wait(calls, timeout=ALL_SECONDS)
+            if late and not took + sum(call.result() for call in answered):
+                answered, late = await asyncio.wait(calls)
+            took += sum(call.result() for call in answered) + len(late)
         return took > 0
+
+    async def _renew_at(self, peer: PeerID, key: DHTID, subkey: Any, chain: Chain) -> bool:
+        if (answer := await self.protocol.call_renew(peer, key, subkey, chain)) is None:
+            self.blacklist.register_failure(peer)
+        return bool(answer)
 
     async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
         """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""

@@ -349,8 +349,9 @@ class PeerDirectory:
         return mine + [record for record in others if not record.left]
 
     def _count_trainers(self, view: SwarmState) -> None:
-        now = self._clock.monotonic()
-        until = now + self._run.swarm.statistics_expiration
+        """Count who is seen until its record has expired, and for as long again, whenever the next look ends."""
+        now, lifetime = self._clock.monotonic(), self._run.swarm.statistics_expiration
+        ends = {record.peer_id: until for record, until in self._known.values()}
         here = {record.peer_id for record in view.trainers()}
         ahead = {r.peer_id for r in view.records if r.averages and not r.client_mode and r.epoch > view.epoch}
         seen = here | ahead  # who is far ahead is not gone: the records of the dead may hold the middle back
@@ -359,7 +360,7 @@ class PeerDirectory:
         with self._lock:
             left = {record.peer_id for record, _ in self._known.values() if record.left}
             self._parted = self._parted - {record.peer_id for record in view.records} | left
-            heard = self._heard | dict.fromkeys(here, until)
+            heard = self._heard | {peer: ends.get(peer, now) + lifetime for peer in here}
             self._heard = {peer: until for peer, until in heard.items() if until > now and peer not in gone}
 
     def _keep_in_touch(self) -> None:
