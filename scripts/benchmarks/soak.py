@@ -13,12 +13,18 @@ records, keeps checkpoints, draws pictures now and then, and whose page is read 
 - steps_lost: steps that no survivor made, or after which two peers held unlike states, and steps that the first trainer
   neither made nor took over though others did.
 
+With --stalls all processes of a peer but the first trainer, or one of them, are stopped (SIGSTOP) for up to 25 seconds,
+one peer after the other all the time, as by a laptop that sleeps or a machine that swaps.
+
+- left_behind: trainers that do not make a step with the others again, within two minutes after the last stall.
+
 A step is made in three seconds or so. Without root, or without iproute2, the peers share this machine's loopback
 without limits, and the output says so.
 
 Examples:
   scripts/bench soak                      # an hour
   scripts/bench soak --minutes 10 --json
+  scripts/bench soak --minutes 15 --stalls
   scripts/bench soak --quick              # under a minute: shows that it works, not how memory grows
 """
 
@@ -32,6 +38,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -51,6 +58,8 @@ TRAINERS, MBIT = 4, 20.0
 MICRO_BATCH, PACE, TARGET = 4, 0.5, 96  # 32 samples a second in all: a step in three seconds
 DOWN_SECONDS = 30.0
 LOOPBACK = "127.0.0.1"
+STALLS = (0.3, 1.0, 2.0, 4.0, 6.0, 10.0, 25.0)  # seconds of one
+BACK_SECONDS = 120.0
 QUICK = "20 seconds beside the start"
 PORT, PAGE = 47310, 47311  # of the auxiliary peer, in its own network namespace
 AUX_FLAGS = ("--assist", "--assist-port", "0", "--samples", "--samples-every", "200")
@@ -58,19 +67,21 @@ AUX_FLAGS = ("--assist", "--assist-port", "0", "--samples", "--samples-every", "
 
 @dataclass
 class Plan:
-    """How long, how often somebody dies, how often the survivor is looked at; all in seconds."""
+    """How long, how often somebody dies, how often the survivor is looked at; all in seconds. stalls: peers stop."""
 
     seconds: float
     between: float
     down: float
     look: float
+    stalls: bool = False
 
     @classmethod
-    def of(cls, minutes: float, quick: bool) -> Plan:
+    def of(cls, minutes: float, quick: bool, stalls: bool) -> Plan:
         """quick: 20 seconds in all, beside the start."""
         if quick:
-            return cls(seconds=20.0, between=8.0, down=2.0, look=0.5)
-        return cls(seconds=60 * minutes, between=min(180.0, 6 * minutes), down=DOWN_SECONDS, look=5.0)
+            return cls(seconds=20.0, between=8.0, down=2.0, look=0.5, stalls=stalls)
+        between = min(180.0, 6 * minutes)
+        return cls(seconds=60 * minutes, between=between, down=DOWN_SECONDS, look=5.0, stalls=stalls)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,9 @@ class Soak:
     aux_looks: list[Look] = field(default_factory=list)
     kills: int = 0
     page_reads: int = 0
+    stalls: int = 0
+    stalled: threading.Thread | None = None
+    left_behind: int = 0
 
     @property
     def host(self) -> str:
@@ -132,6 +146,8 @@ class Soak:
             self.looks.append(look_at(survivor.worker.pid, now - began))
             self.aux_looks.append(look_at(self.aux.pid, now - began))
             self.read_page()
+            if self.plan.stalls and not (self.stalled and self.stalled.is_alive()):
+                self.stall()
             if now > kill_at:
                 kill_at = now + self.plan.between * self.choice.uniform(0.7, 1.3)
                 number = self.choice.choice([n for n in range(2, TRAINERS + 1) if n not in down])
@@ -144,9 +160,33 @@ class Soak:
                     del down[number]
                     self.start(number)
             time.sleep(max(0.0, min(self.plan.look, began + self.plan.seconds - time.monotonic())))
+        if self.stalled is not None:
+            self.stalled.join()
+            self.left_behind = self.count_left_behind()
         if not survivor.running:
             tell_logs([survivor])
             sys.exit("the survivor has ended")
+
+    def count_left_behind(self) -> int:
+        trainers = [member for member in self.swarm.members.values() if member.running]
+        last = max(digests_of(trainers))
+
+        def behind() -> list[LocalPeer]:
+            return [member for member in trainers if all(event.epoch <= last for event in member.of(Step))]
+
+        self.swarm.wait(lambda: not behind(), BACK_SECONDS)
+        return len(behind())
+
+    def stall(self) -> None:
+        """Stop a peer, or one of its processes, for a while; two times in three it is one."""
+        _, *others = self.swarm.members.values()
+        roots = [self.aux.pid, *(member.worker.pid for member in others if member.running)]
+        family = sorted(family_of(self.choice.choice(roots)))
+        chosen = [self.choice.choice(family)] if self.choice.random() < 2 / 3 else family
+        send(chosen, signal.SIGSTOP)
+        self.stalled = threading.Timer(self.choice.choice(STALLS), send, (chosen, signal.SIGCONT))
+        self.stalled.start()
+        self.stalls += 1
 
     def read_page(self) -> None:
         """As a visitor of the run's page and Prometheus would."""
@@ -170,6 +210,8 @@ class Soak:
             **{f"aux_{key}": value for key, value in growth(self.aux_looks).items()},
             "minutes": round(self.plan.seconds / 60, 2),
             "kills": self.kills,
+            "stalls": self.stalls,
+            "left_behind": self.left_behind,
             "page_reads": self.page_reads,
             "steps": last - first,
             "steps_of_survivor": sum(event.epoch > first for event in survivor.of(Step)),
@@ -179,6 +221,13 @@ class Soak:
             "starts": sum(event.phase == "starting" for event in survivor.of(Phase)),
             "limited_to_mbit": MBIT if self.hosts else None,
         }
+
+
+def send(processes: list[int], number: signal.Signals) -> None:
+    """A signal to each that has not ended."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def growth(looks: list[Look]) -> dict[str, Any]:
@@ -231,7 +280,7 @@ def by_tenth(looks: list[Look]) -> list[float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures; see the head of this file."""
-    plan = Plan.of(args.minutes, args.quick)
+    plan = Plan.of(args.minutes, args.quick, args.stalls)
     run = small_run(100_000, TARGET)
     with contextlib.ExitStack() as closing:
         scratch = closing.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
@@ -255,3 +304,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="who is killed, and when (default 0)")
+    parser.add_argument("--stalls", action="store_true", help="stop peers, or processes of theirs, for a while, too")
