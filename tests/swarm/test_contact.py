@@ -12,11 +12,13 @@ from typing import Any
 import hivemind.dht.protocol
 import pytest
 from hivemind.dht import DHT, DHTNode
+from swarm.made import SteppedClock
 
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
@@ -111,8 +113,8 @@ def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
 class Answers(ConnectivityMonitor):
     """Without a DHT: `answer` is what pings tell, but for what they tell `first`."""
 
-    def __init__(self, *initial: str):
-        super().__init__(None, initial)  # type: ignore[arg-type]
+    def __init__(self, *initial: str, clock: Clock | None = None):
+        super().__init__(None, initial, clock)  # type: ignore[arg-type]
         self.first: list[Connectivity] = []
         self.answer = answers()
 
@@ -192,6 +194,19 @@ def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkey
     contacts.answer = answers("a")
     assert contacts.why_not_alone()
     monkeypatch.setattr(room, "UNSEEN_SECONDS", 0.0)
+    assert not contacts.why_not_alone(), "it answers and does not train"
+
+
+def test_how_long_another_was_unseen_before_it_came_back_does_not_count() -> None:
+    clock = SteppedClock()
+    contacts = Answers(clock=clock)
+    contacts.answer = answers("a")
+    contacts.accompanied("a")
+    assert contacts.why_not_alone()
+    clock.now += 2 * room.UNSEEN_SECONDS
+    contacts.accompanied("a")
+    assert contacts.why_not_alone(), "a step alone would be in vain"
+    clock.now += room.UNSEEN_SECONDS
     assert not contacts.why_not_alone(), "it answers and does not train"
 
 

@@ -422,9 +422,8 @@ class Collaboration:
         """Words on why this peer should not make a step alone; "" when nothing is against it."""
         why = self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted())
         now = self.board.view  # whom it asked may have taken their time, and be back by now
-        plan = self._plan(now)
-        back = self._behind(now) or len(plan.members) > 1
-        return why or plan.lacking or ("for trainers that are back" if back else "")
+        plan, back = self._plan(now), "for trainers that are back"
+        return why or plan.lacking or (back if self._behind(now) or len(plan.members) > 1 else "")
 
     def _follow(self, view: SwarmState, plan: RoundPlan, started: float) -> bool:
         """Make the step that some made from this state, where more voted for it than may lie."""

@@ -126,6 +126,7 @@ class ConnectivityMonitor:
     def accompanied(self, peer_ids: Iterable[str]) -> None:
         """These other trainers are there."""
         self._company.update(peer_ids)
+        self._unseen_since = math.inf  # whoever is not seen later is so for the first time
 
     def why_not_alone(self, seen: Iterable[str] = (), parted: Iterable[str] = ()) -> str:
         """Why a peer that sees no other trainer with its state should not step alone; "" when nothing is against it.
