@@ -38,7 +38,7 @@ from scripts.benchmarks.convergence import Training, swarm_average
 from scripts.benchmarks.harness import cpu_time
 from tt_cli.optim.kernels import warm_up
 from tt_cli.run import load_run
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
+from tt_cli.swarm.allreduce.clipping.centered_clip import ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import Opening, RoundName, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit.sampling import unlike

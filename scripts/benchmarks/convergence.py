@@ -51,7 +51,7 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.centered_clip import Aggregation, spread
+from tt_cli.swarm.allreduce.clipping.centered_clip import Aggregation, spread
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.compression.codec import codec_of

@@ -38,7 +38,7 @@ from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.organise.server_files import ServerFacts, rendered
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
+from tt_cli.swarm.allreduce.clipping.centered_clip import ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,

@@ -27,7 +27,7 @@ import numpy as np
 from simulation.averager import opened
 
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, MISSING
-from tt_cli.swarm.allreduce.centered_clip import FEWEST
+from tt_cli.swarm.allreduce.clipping.centered_clip import FEWEST
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven, RoundName, SignedVote, average_hash
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS

@@ -46,7 +46,7 @@ MUTANTS = {
         "allreduce.commit", " or lacks or bool(self.unsigned)", " or lacks", "wrong"
     ),
     "commit: two unlike signatures are nothing": Mutant(
-        "allreduce.commit", "if mine and signed[one].contradicts(signed[other]):", "if False:", "two-faced"
+        "allreduce.settling", "if mine and signed[one].contradicts(signed[other]):", "if False:", "two-faced"
     ),
     "commit: few senders are enough": Mutant(
         "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"

@@ -22,7 +22,7 @@ from tt_cli.run import load_run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.centered_clip import Aggregation
+from tt_cli.swarm.allreduce.clipping.centered_clip import Aggregation
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer

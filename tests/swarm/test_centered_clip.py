@@ -14,9 +14,9 @@ from swarm.rounds import CODEC
 
 from tt_cli.kernel_choice import Implementation
 from tt_cli.run import load_run
-from tt_cli.swarm.allreduce import centered_clip as clipping
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.centered_clip import (
+from tt_cli.swarm.allreduce.clipping import centered_clip as clipping
+from tt_cli.swarm.allreduce.clipping.centered_clip import (
     MAX_VOTE,
     VOTES,
     ReceivedPart,
@@ -24,7 +24,7 @@ from tt_cli.swarm.allreduce.centered_clip import (
     centered_clip,
     weighted_mean,
 )
-from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip
+from tt_cli.swarm.allreduce.clipping.clip_kernels import LANES, PortableClip
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition
 
@@ -195,7 +195,7 @@ def test_the_median_is_the_weighted_one(members: int, columns: int, seed: int) -
 @pytest.mark.parametrize("members", [3, 4, 7, 10, 33])
 @pytest.mark.parametrize("columns", [1, 63, LANES, 2 * LANES + 77])
 def test_compiled_and_portable_kernels_give_the_same_bytes(members: int, columns: int) -> None:
-    from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
+    from tt_cli.swarm.allreduce.clipping.centered_clip_numba import NumbaClip
 
     draws = np.random.Generator(np.random.PCG64(members * columns))
     rows = (draws.standard_t(2, (members, columns)) * 10.0 ** draws.uniform(-30, 30)).astype(np.float32)

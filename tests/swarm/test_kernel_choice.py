@@ -13,8 +13,8 @@ from torch import Tensor
 from tt_cli.kernel_choice import choose
 from tt_cli.optim import kernels as lamb
 from tt_cli.optim.lamb_numba import NumbaLamb
-from tt_cli.swarm.allreduce import centered_clip
-from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
+from tt_cli.swarm.allreduce.clipping import centered_clip
+from tt_cli.swarm.allreduce.clipping.centered_clip_numba import NumbaClip
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 

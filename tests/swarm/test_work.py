@@ -13,7 +13,7 @@ from optim.settings import normal
 from swarm.rounds import CODEC
 from swarm.test_audit import SPARSE
 
-from tt_cli.swarm.allreduce.centered_clip import Aggregation
+from tt_cli.swarm.allreduce.clipping.centered_clip import Aggregation
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit.work import COPIED, COPY, FEWEST, NOTHING, REMEMBERED, UNLIKE_ALL, WINDOW, WorkAudits, judge
 from tt_cli.swarm.compression.codec import GradientCodec

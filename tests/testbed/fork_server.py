@@ -124,7 +124,7 @@ def serve(control: socket.socket) -> None:
     """Answer requests until nobody is left to ask; in a fork, run what it is to be."""
     from tt_cli.optim.kernels import warm_up
     from tt_cli.supervisor.processes import keep_objects_shared
-    from tt_cli.swarm.allreduce import centered_clip
+    from tt_cli.swarm.allreduce.clipping import centered_clip
     from tt_cli.swarm.compression import linear8
 
     for name in PRELOADED:

@@ -33,9 +33,9 @@ from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
+from tt_cli.swarm.allreduce.clipping import centered_clip
 from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
 from tt_cli.swarm.allreduce.messages import (
     GROUP_BYTES,

@@ -22,7 +22,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
-from tt_cli.swarm.allreduce.centered_clip import FEWEST, Aggregation, spread
+from tt_cli.swarm.allreduce.clipping.centered_clip import FEWEST, Aggregation, spread
 from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer

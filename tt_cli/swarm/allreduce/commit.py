@@ -29,40 +29,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
-from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import (
-    Accusation,
-    Commitment,
-    Lock,
-    NotProven,
-    Opening,
-    Precommit,
-    SignedVote,
-    average_hash,
-)
+from tt_cli.swarm.allreduce.messages import Commitment, Lock, NotProven, Precommit, average_hash
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
-from tt_cli.swarm.allreduce.votes import (
-    Agreement,
-    Electorates,
-    PartStatus,
-    agree,
-    are_enough,
-    electorates_of,
-    group_of,
-    read_status,
-)
+from tt_cli.swarm.allreduce.settling import ASKED_TIMES, RETRY_SECONDS, Settling
+from tt_cli.swarm.allreduce.votes import Agreement, Electorates, agree, are_enough, electorates_of
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
@@ -70,12 +51,6 @@ logger = get_logger(__name__)
 
 UNHEARD = "nobody heard what it signed"
 DENIED = "no vote for what it said that it had voted for"
-ASKED_TIMES = 3  # a message may get lost
-RETRY_SECONDS = 0.2
-MOST_OTHERWISE = 8  # votes that one tells of
-ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
-PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its members for it
-SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 DECIDING = 2.0  # times the patience: a member may wait for others, twice, before it decides
 
 
@@ -108,21 +83,17 @@ class LastVote:
         return Lock(attempt=self.attempt, average=self.average if self.shown else b"")
 
 
-class CommitProtocol:
-    """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
+class CommitProtocol(Settling):
+    """One member's side of the commit or abort after a transfer.
 
-    said: what this member says about itself. before: where the group repeats an average, this member's last vote for
-    it, None without one. keep: writes its vote down before it precommits.
+    before: where the group repeats an average, this member's last vote for it, None without one. keep: writes its vote
+    down before it precommits.
 
-    statuses: what the others said. passed_on: reducer → member → what it signed, if that one says true; of reducers
-    from whom nothing was heard, or whose averages differ. repaired: parts that were fetched. agreement, unsigned: why
-    the round was dropped, if it was: see `unsigned_by`. proofs: reducers that signed unlike averages, each with an
-    accusation. double: the same of members that signed unlike votes. dropped: this member does not step with the
-    average. heard_at: peer id → when it had answered, or was given up. repetition: of the parts that reducers left, if
-    there is one. left: this member has signed a join for another group since. asked: who answered when it was asked for
-    parts. precommits: peer id → what it signed of the average that is here. precommitted: this member has. over: this
-    member's transfer is. origin: the round in which the average was made; None where this member was not in that.
-    voting: peer ids of the members of all rounds with this average, as far as it was in them.
+    repaired: parts that were fetched. agreement, unsigned: why the round was dropped, if it was: see `unsigned_by`.
+    asked: who answered when it was asked for parts. precommits: peer id → what it signed of the average that is here.
+    precommitted: this member has. origin: the round in which the average was made; None where this member was not in
+    that. voting: peer ids of the members of all rounds with this average, as far as it was in them. repetition: of the
+    parts that reducers left, if there is one.
     """
 
     def __init__(
@@ -132,39 +103,23 @@ class CommitProtocol:
         before: LastVote | None = None,
         keep: Callable[[LastVote], None] = lambda vote: None,
     ):
-        self._asks_until, self._ends = (loop_time() + share * allreduce.group.longest for share in (ASKING, ENDING))
-        self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
-        self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
-        self.statuses: dict[str, PartStatus] = {}
-        self.passed_on: dict[str, dict[str, bytes]] = {}
-        self.proofs, self.double = dict[str, bytes](), dict[str, bytes]()
-        self.heard_at, self.asked = dict[str, float](), set[str]()
-        self.agreement, self.unsigned, self.repaired = Agreement(), dict[str, str](), 0
-        self.dropped = self.left = False
-        self._said, self._waited, self._keep = said, dict[str, float](), keep
-        self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
+        super().__init__(allreduce, said if before is None else before.said)
+        self.store, self._keep = allreduce.store, keep
+        self.asked, self.repaired = set[str](), 0
+        self.agreement, self.unsigned = Agreement(), dict[str, str]()
         self._hashes: list[bytes] = []
-        self._votes, self._signed = [MISSING] * len(allreduce.parts), b""
-        self._locked = allreduce.group.locked
         self.origin: CommitProtocol | None = None if self._locked else self
         self.voting = frozenset(map(str, self.members))
         if before is not None:
-            self.voting, self._said, self._votes = self.voting | before.voting, before.said, list(before.votes)
+            self.voting, self._votes = self.voting | before.voting, list(before.votes)
         if before is not None and (made := before.commit) is not None:
             self.origin, allreduce.hashes = made.origin, made._hashes
-        self._began: dict[str, bytes] = {}  # reducer → its opening in this round
-        self.repetition: CommitProtocol | None = None
         self._precommits: dict[str, tuple[bytes, bytes]] = {}  # peer → hash of the average, what it signed of that
         self._electorates: Electorates = ()
         self._awaited, self._asking = set[str](), list[asyncio.Task[None]]()  # whose precommits may still come
         self._locked_on: LastVote | None = None  # what it precommits
-        self.over, self._compared, self._decided = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._heard = asyncio.Condition()
-
-    @property
-    def commitments(self) -> dict[str, bytes]:
-        """Reducer → what it signed, as it said last."""
-        return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
+        self._compared, self._decided = asyncio.Event(), asyncio.Event()
+        self.repetition: CommitProtocol | None = None
 
     @property
     def precommits(self) -> dict[str, bytes]:
@@ -200,25 +155,6 @@ class CommitProtocol:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._compared.wait(), self.patience)
         return next((phase for phase in self.phases if phase.allreduce.group_id == group_id), None)
-
-    async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
-        """Another member tells its status; tell it ours, when our transfer is over."""
-        if peer not in self.members:
-            raise ValueError("not a member of this round")
-        status = self._read(request, str(peer))
-        self._pass_on(str(peer), status)
-        await self._hear(str(peer), status)
-        self._compare_votes(status)
-        await asyncio.wait_for(self.over.wait(), self.patience)
-        if self._locked:
-            await self._wait_for(set())
-        self._vote()
-        words = self.commitments | self.allreduce.signed  # what was signed of the averages that are here comes first
-        begun = self._began | self.allreduce.openings
-        known = {other: words.get(other) or begun.get(other, b"") for other in status.others}
-        asked = sorted(status.votes.keys() & self.statuses.keys())[:MOST_OTHERWISE]
-        heard = {other: self.statuses[other].vote for other in asked}
-        return self.status(known, heard).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
         """True while the store still holds this round's average."""
@@ -424,134 +360,6 @@ class CommitProtocol:
                     signed = dict(zip(self.allreduce.parts_of(reducer), outputs, strict=False))
                     self._votes = [signed.get(n, vote) if n in lacking else vote for n, vote in enumerate(self._votes)]
                     break
-
-    def _pass_on(self, peer: str, status: PartStatus) -> None:
-        """Take what another member says that reducers signed."""
-        for reducer in {*map(str, self.listening)} & status.others.keys():
-            if word := status.others[reducer]:
-                self._learn(reducer, word, peer)
-
-    def _learn(self, reducer: str, word: bytes, peer: str) -> None:
-        """Take what a reducer signed, as another member says. It counts if it is true."""
-        with contextlib.suppress(NotProven):
-            opening = Opening.read(word, self.allreduce.signer.opened)
-            if (opening.name, opening.sender) == (self.allreduce.name, reducer):
-                self._began[reducer] = word
-            return
-        self.passed_on.setdefault(reducer, {})[peer] = word
-
-    def status(self, others: dict[str, bytes] | None = None, heard: dict[str, bytes] | None = None) -> PartStatus:
-        """This member's word at this moment. others, heard: see `PartStatus.others` and `votes`."""
-        clipped = dict(self.allreduce.reducer.clipped)
-        votes, mine = tuple(self._votes), self.allreduce
-        if MISSING not in votes and not self._signed:
-            self._signed = mine.group.vote(self.me, votes).sign(mine.signer)
-        rest = mine.commitment, clipped, others or {}, self.dropped or self.left, heard or {}, self._waited
-        return PartStatus(votes, self._said, self._signed, *rest)
-
-    def _read(self, message: runtime_pb2.ExpertInfo, peer: str) -> PartStatus:
-        """Another member's status. Raises ValueError for any other, and for votes that it did not sign."""
-        status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
-        voted = MISSING not in status.hashes
-        if voted and SignedVote.read(status.vote, mine.signer.opened) != mine.group.vote(peer, status.hashes):
-            raise NotProven("votes that are not signed")
-        return status
-
-    def _left(self, until: float, patience: float | None = None) -> float:
-        return max(0.0, min(self.patience if patience is None else patience, until - loop_time()))
-
-    async def _hear(self, peer: str, status: PartStatus) -> None:
-        async with self._heard:
-            self.heard_at.setdefault(peer, loop_time())
-            self.statuses[peer] = status
-            if self._locked:
-                self._vote()
-            self._heard.notify_all()
-
-    def _have_spoken(self, peers: set[str]) -> bool:
-        """Tell whether these have said something; where an average is repeated, whether they and this peer voted."""
-        if not peers <= self.statuses.keys() or not self._locked:
-            return peers <= self.statuses.keys()
-        return not any(MISSING in votes for votes in (self._votes, *(self.statuses[peer].hashes for peer in peers)))
-
-    async def _wait_for(self, peers: set[str]) -> None:
-        try:
-            async with asyncio.timeout(self._left(self._asks_until)), self._heard:
-                await self._heard.wait_for(lambda: self._have_spoken(peers))
-        except TimeoutError:
-            logger.info(f"no word from {peers - self.statuses.keys()}")
-
-    async def _call(self, member: PeerID, timeout: float, *told: dict[str, bytes]) -> PartStatus:
-        """Tell one member this one's status, and be told its own. told: see `status`."""
-        question = self.status(*told).pack(self.allreduce.group_id)
-        answer = await self.allreduce.stub_of(member).rpc_settle(question, timeout=timeout)
-        if group_of(answer) != self.allreduce.group_id:
-            raise ValueError("a status of another round")
-        return self._read(answer, str(member))
-
-    async def _ask(self, member: PeerID) -> None:
-        peer, timeout, asked_again = str(member), self._left(self._asks_until), False
-        for attempt in range(ASKED_TIMES):
-            try:
-                status = await self._call(member, timeout)
-            except Exception as error:  # P2P errors of many types
-                logger.info(f"asking {member} for its status failed: {error!r}")
-                if isinstance(error, TimeoutError):
-                    if peer not in self.statuses or asked_again:
-                        break
-                    asked_again, timeout = True, self._left(self._asks_until, self.patience / SOON)  # it has called
-                await asyncio.sleep(RETRY_SECONDS * attempt)
-            else:
-                self._answered[peer] = status.dropped
-                await self._hear(peer, status)
-                break
-        self.heard_at[peer] = loop_time()
-
-    async def _ask_about(self, reducers: Collection[str], member: PeerID) -> None:
-        """Tell this member what these signed, as far as it is known, and ask what it knows, and for its votes."""
-        words = self.commitments | self.allreduce.signed
-        passed_on = {peer: next(filter(None, self.passed_on.get(peer, {}).values()), b"") for peer in reducers}
-        try:
-            timeout = self._left(self._ends, self.patience / SOON)
-            others = {peer: words.get(peer) or passed_on[peer] for peer in reducers}
-            status = await self._call(member, timeout, others, self._votes_otherwise())
-        except Exception as error:  # P2P errors of many types
-            logger.info(f"asking {member} about {reducers} failed: {error!r}")
-            return
-        for peer in status.others.keys() & reducers:
-            self.passed_on.setdefault(peer, {})
-            self._learn(peer, status.others[peer], str(member))
-        self._answered[str(member)] = status.dropped
-        await self._hear(str(member), status)
-        self._compare_votes(status)
-
-    def _votes_otherwise(self) -> dict[str, bytes]:
-        """Votes of some of those who vote otherwise than this member: what did they sign for the others?"""
-        unlike = [peer for peer, said in self.statuses.items() if said.vote and said.hashes != tuple(self._votes)]
-        return {peer: self.statuses[peer].vote for peer in sorted(unlike)[:MOST_OTHERWISE]}
-
-    def _compare_votes(self, told: PartStatus) -> None:
-        """Find who signed a vote for this member and another one for who tells of it."""
-        for peer, envelope in list(told.votes.items())[:MOST_OTHERWISE]:
-            own = self.statuses[peer].vote if peer in self.statuses else b""
-            with contextlib.suppress(NotProven):
-                one, other = (SignedVote.read(said, self.allreduce.signer.opened) for said in (own, envelope))
-                if one.contradicts(other):
-                    self.double[peer] = Accusation(own, envelope, Accusation.UNLIKE_VOTES, ()).pack()
-
-    def _compare_words(self, reducers: Collection[str]) -> None:
-        """Find who signed unlike averages."""
-        for reducer in reducers:
-            told = [self.allreduce.signed, {peer: status.commitment for peer, status in self.statuses.items()}]
-            heard = {words.get(reducer, b"") for words in told} | {*self.passed_on.get(reducer, {}).values()}
-            signed = dict[bytes, Commitment]()
-            for envelope in sorted(heard):
-                with contextlib.suppress(NotProven):
-                    signed[envelope] = Commitment.read(envelope, self.allreduce.signer.opened)
-            for one, other in itertools.combinations(signed, 2):
-                mine = (signed[one].name, signed[one].reducer) == (self.allreduce.name, reducer)
-                if mine and signed[one].contradicts(signed[other]):
-                    self.proofs[reducer] = Accusation(one, other, Accusation.UNLIKE, ()).pack()
 
     def reducer_of(self, index: int) -> str:
         """Who reduced a part, a backup where it was repeated; "" in a repetition of others."""

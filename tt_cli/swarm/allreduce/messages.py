@@ -34,7 +34,7 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from tt_cli.run import RunConfig
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import Aggregation, ReceivedPart, average_part
+from tt_cli.swarm.allreduce.clipping.centered_clip import Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, Partition, TensorPart
 from tt_cli.swarm.membership.rsa_identity import peer_id_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from hivemind.proto import runtime_pb2
 
-from tt_cli.swarm.allreduce.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
+from tt_cli.swarm.allreduce.clipping.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import input_hash
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart

@@ -18,7 +18,7 @@ from collections import deque
 
 import numpy as np
 
-from tt_cli.swarm.allreduce.centered_clip import FLOOR
+from tt_cli.swarm.allreduce.clipping.centered_clip import FLOOR
 from tt_cli.swarm.allreduce.reducer import Reducer
 
 FEWEST_MEMBERS = 4  # of two others nobody knows which one is wrong

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from tt_cli.swarm.allreduce.clip_kernels import BLOCK, LANES, PortableClip, exchanges
+from tt_cli.swarm.allreduce.clipping.clip_kernels import BLOCK, LANES, PortableClip, exchanges
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 ROWS = types.Array(types.float32, 2, "C")

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.swarm.allreduce.clip_kernels import BLOCK, LANES, PortableClip
+from tt_cli.swarm.allreduce.clipping.clip_kernels import BLOCK, LANES, PortableClip
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
@@ -353,7 +353,7 @@ def _moved(
 @functools.cache
 def implementation() -> Implementation[PortableClip]:
     """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
-    return choose(PortableClip(), "tt_cli.swarm.allreduce.centered_clip_numba:NumbaClip", _trial)
+    return choose(PortableClip(), "tt_cli.swarm.allreduce.clipping.centered_clip_numba:NumbaClip", _trial)
 
 
 def _trial(kernels: PortableClip) -> Iterator[tuple[str, object]]:

@@ -1,0 +1,1 @@
+"""CenteredClip: the average of a part that a minority cannot move far, portable and compiled."""
