@@ -129,7 +129,7 @@ MUTANTS = {
     ),
     "quorum: unseen is gone": Mutant("network.connectivity", "if not unseen:", "if True:", "long"),
     "quorum: records expire at once": Mutant(
-        "records.publisher", "until = now + self._run.swarm.statistics_expiration", "until = now", "partition"
+        "records.publisher", "ends.get(peer, now) + lifetime for peer in here", "now for peer in here", "partition"
     ),
     "reduce: each sender weighs the same": Mutant(
         "allreduce.reducer", "self.weights[sender] = weight\n", "self.weights[sender] = 8.0\n", "calm"
