@@ -50,6 +50,15 @@ async def _forget(_: DHT, node: DHTNode) -> None:
         del table[peer]
 
 
+async def _avoid(_: DHT, node: DHTNode) -> None:
+    for peer in node.protocol.routing_table.peer_id_to_uid:
+        node.blacklist.register_failure(peer)
+
+
+async def _avoided(_: DHT, node: DHTNode) -> int:
+    return len(node.blacklist.banned_peers)
+
+
 async def _known(_: DHT, node: DHTNode) -> int:
     return len(node.protocol.routing_table.uid_to_peer_id)
 
@@ -141,6 +150,15 @@ def test_who_was_joined_and_began_anew_is_found_without_being_asked_for(start: C
     first.run_coroutine(_forget)
     joined.run_coroutine(partial(keep_in_touch, peers=()))
     assert joined.run_coroutine(_known) == 1
+
+
+def test_who_answers_a_ping_is_avoided_no_more(start: Callable[..., DHT]) -> None:
+    first = start()
+    joined = start(*addresses_of(first))
+    joined.run_coroutine(_avoid)
+    assert joined.run_coroutine(_avoided) == 1
+    ConnectivityMonitor(joined, addresses_of(first)).ask()
+    assert joined.run_coroutine(_avoided) == 0
 
 
 def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:

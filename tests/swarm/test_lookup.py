@@ -205,3 +205,26 @@ def test_a_node_that_hangs_holds_up_no_renewal(swarm: Swarm) -> None:
         assert swarm.store(node, swarm.identities[1])
     finally:
         os.kill(hanging, signal.SIGCONT)
+
+
+async def _avoid_all(_: DHT, node: DHTNode) -> None:
+    """As after a moment in which nobody answered."""
+    node._nearest.clear()
+    for peer in list(node.protocol.routing_table.peer_id_to_uid):
+        node.blacklist.register_failure(peer)
+
+
+async def _avoid_nobody(_: DHT, node: DHTNode) -> None:
+    node.blacklist.clear()
+
+
+def test_a_search_that_found_nobody_is_made_again(swarm: Swarm) -> None:
+    key, reader = peers_key(RUN.identity), swarm.reader
+    owner = RSASignatureValidator(swarm.identities[3].key).local_public_key
+    assert swarm.store(swarm.nodes[3], swarm.identities[3])
+    before = reader.get(key, latest=True).value[owner].expiration_time
+    reader.run_coroutine(_avoid_all)
+    assert swarm.store(swarm.nodes[3], swarm.identities[3])
+    assert reader.get(key, latest=True).value[owner].expiration_time == before, "it avoids all"
+    reader.run_coroutine(_avoid_nobody)
+    assert reader.get(key, latest=True).value[owner].expiration_time > before

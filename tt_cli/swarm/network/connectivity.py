@@ -88,6 +88,7 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
         request = dht_pb2.PingRequest(peer=node.protocol.node_info)
         answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=PING_SECONDS)
         after = get_dht_time()
+        node.blacklist.register_success(peer)
         if answer.peer.node_id:
             await node.protocol.update_routing_table(DHTID.from_bytes(answer.peer.node_id), peer, responded=True)
         return peer_id, max(min(0.0, after - answer.dht_time), before - answer.dht_time)

@@ -108,7 +108,8 @@ class DHTNode(hivemind_node.DHTNode):
         if found is not None and found.known == self._known(key) and loop_time() < found.until:
             return found.nodes, False
         nodes = (await self.find_nearest_nodes([key], exclude_self=True))[key]
-        self._nearest[key] = Nearest(nodes, self._known(key), loop_time() + SEARCH_SECONDS)
+        if nodes:  # else all that this node knows failed a moment ago
+            self._nearest[key] = Nearest(nodes, self._known(key), loop_time() + SEARCH_SECONDS)
         return nodes, True
 
     def _known(self, key: DHTID) -> list[PeerID]:
@@ -164,14 +165,14 @@ class DHTNode(hivemind_node.DHTNode):
         return took > 0
 
     async def _renew_at(self, peer: PeerID, key: DHTID, subkey: Any, chain: Chain) -> bool:
-        if (answer := await self.protocol.call_renew(peer, key, subkey, chain)) is None:
-            self.blacklist.register_failure(peer)
-        return bool(answer)
+        return bool(self._heard(peer, await self.protocol.call_renew(peer, key, subkey, chain)))
 
     async def _ask(self, key: DHTID, peer: PeerID) -> bool | None:
         """As `DHTProtocol.call_records`; who does not answer is left out of searches for a while."""
-        if (answer := await self.protocol.call_records(peer, key)) is None:
-            self.blacklist.register_failure(peer)
+        return self._heard(peer, await self.protocol.call_records(peer, key))
+
+    def _heard(self, peer: PeerID, answer: bool | None) -> bool | None:
+        (self.blacklist.register_failure if answer is None else self.blacklist.register_success)(peer)
         return answer
 
     async def _ask_all(self, key: DHTID, peers: Iterable[PeerID]) -> None:
