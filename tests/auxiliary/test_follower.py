@@ -33,7 +33,7 @@ class Swarm:
     """Members who step on demand and keep the averages of their last steps; and the aux peer's averager.
 
     bytes_a_second: of each. silent: they give no averages. wrong: they give others than those with which they stepped.
-    nobody: they give no states, which takes so many seconds (patience).
+    nobody: they give no states.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Swarm:
         self.store, self._average = (AverageBuffer(rules.layout, rules.codec) for _ in range(2))
         self.traffic = torch.zeros(2, dtype=torch.int64)
         self._kept: dict[str, bytes] = {}
-        self.bytes_a_second, self.patience = math.inf, 0.0
+        self.bytes_a_second = math.inf
         self.asked: list[str] = []
         self.silent = self.wrong = self.nobody = False
 
@@ -81,7 +81,6 @@ class Swarm:
     def take_state(self, own: Any, timeout: float, *_: object, at_once: int, without: object) -> ReceivedState:
         assert at_once == 1, "every donor makes a copy of its state"
         if self.nobody:
-            self.clock.now += self.patience
             raise NoState("none of 0 peers can hand over a state", asked=False)
         buffer = StateBuffer.new()
         tree = self._theirs.write_into(buffer.write)
@@ -263,28 +262,8 @@ def test_nobodys_answer_changes_nothing_and_is_told(aux: Aux) -> None:
     (trouble,) = [event for event in aux.told if isinstance(event, Trouble)]
     assert trouble.words == "could not take over the others' state: none of 0 peers can hand over a state"
     told = len(aux.told)
-    aux.look(0.5 * room.FAILED_SECONDS)
+    aux.look(0.5 * room.MIN_SECONDS)
     assert len(aux.told) == told, "not asked again so soon"
-
-
-def test_a_donor_that_stands_still_delays_the_next_state_and_no_more_of_them() -> None:
-    aux = Aux(averages=False)
-    size = aux.keeper.trained.tree.nbytes
-    aux.swarm.bytes_a_second = usual = 10 * size / aux.period
-    for factor in (1.0, 0.01, 1.0):
-        aux.swarm.bytes_a_second = usual * factor
-        aux.swarm.step()
-        aux.look(2.5 * aux.period)
-        assert aux.current
-
-
-def test_a_state_that_did_not_come_in_minutes_is_asked_for_again_in_seconds(aux: Aux) -> None:
-    aux.swarm.nobody, aux.swarm.silent, aux.swarm.patience = True, True, 180.0
-    aux.swarm.step()
-    aux.look(aux.period)
-    aux.swarm.nobody = False
-    aux.look(room.FAILED_SECONDS)
-    assert aux.current
 
 
 def test_the_last_state_is_taken_and_written_at_once(aux: Aux) -> None:

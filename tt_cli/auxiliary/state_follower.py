@@ -18,7 +18,7 @@ from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.terminal.format import byte_count, plural
 
-MIN_SECONDS, FAILED_SECONDS = 3.0, 30.0  # between two checkpoints; until a state is asked for again
+MIN_SECONDS = 3.0  # between two checkpoints
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into taking states at most
 BYTES_A_SECOND = 1e6  # that its states take of the trainers' upload, in the mean, at most
 AVERAGE_SECONDS = 300.0  # for one: a round may begin on the line of who gives it
@@ -76,17 +76,15 @@ class StateFollower:
         seconds, received, self._chained = self._clock() - started, int(self._averager.traffic[1]) - before, came
         if came:
             self._keeper.accept()
-            took = seconds / received if received else self._seconds_a_byte
-            self._seconds_a_byte = min(took, 2 * self._seconds_a_byte or took)  # a donor may have stood still
+            self._seconds_a_byte = seconds / received if received else self._seconds_a_byte
         if by_averages and came:
             self._made, self._average_bytes = self._made + steps, received / steps
         if due and came:
             self._keeper.save()
             self._choose()
         if due:
-            size, pause = (self._keeper.trained.tree.nbytes, MIN_SECONDS) if came else (received, FAILED_SECONDS)
-            seconds_a_byte = max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
-            self._due_at = self._clock() + max(pause, size * seconds_a_byte)
+            whole = self._keeper.trained.tree.nbytes * max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
+            self._due_at = self._clock() + max(MIN_SECONDS, whole if came else seconds / SHARE_OF_TIME)
 
     def _due(self, view: SwarmState) -> bool:
         return view.epoch >= self._last_step or self._clock() >= self._due_at
