@@ -60,6 +60,7 @@ class Worker:
             os.close(writing)
         self.failure: Failure | None = None
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._told_all = False
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
@@ -89,7 +90,7 @@ class Worker:
     @property
     def ended(self) -> bool:
         """True when the process is gone and all its events have been read."""
-        return self._process.poll() is not None and not self._reader.is_alive() and self._events.qsize() <= 1
+        return self._told_all and self._events.qsize() <= 1
 
     def leave(self) -> None:
         """Ask it to leave cleanly."""
@@ -136,3 +137,4 @@ class Worker:
         self.kill()
         self._reader.join()
         self._events.put(None)
+        self._told_all = True
