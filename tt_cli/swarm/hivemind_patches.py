@@ -77,7 +77,7 @@ class HandlerTasks(dict[UUID, "asyncio.Task[None]"]):
 
     def __setitem__(self, call: UUID, task: asyncio.Task[None]) -> None:
         super().__setitem__(call, task)
-        task.add_done_callback(lambda task: self.pop(call, None))
+        task.add_done_callback(lambda _: self.pop(call, None))
 
 
 class DaemonConnection(ControlClient):
