@@ -33,7 +33,7 @@ class Swarm:
     """Members who step on demand and keep the averages of their last steps; and the aux peer's averager.
 
     bytes_a_second: of each. silent: they give no averages. wrong: they give others than those with which they stepped.
-    nobody: they give no states.
+    nobody: they give no states, which takes them so many seconds.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class Swarm:
         self._kept: dict[str, bytes] = {}
         self.bytes_a_second = math.inf
         self.asked: list[str] = []
-        self.silent = self.wrong = self.nobody = False
+        self.silent = self.wrong = False
+        self.nobody: float | None = None
 
     @property
     def digest(self) -> str:
@@ -80,7 +81,8 @@ class Swarm:
 
     def take_state(self, own: Any, timeout: float, *_: object, at_once: int, without: object) -> ReceivedState:
         assert at_once == 1, "every donor makes a copy of its state"
-        if self.nobody:
+        if self.nobody is not None:
+            self.clock.now += self.nobody
             raise NoState("none of 0 peers can hand over a state", asked=False)
         buffer = StateBuffer.new()
         tree = self._theirs.write_into(buffer.write)
@@ -255,7 +257,7 @@ def test_a_lost_average_waits_for_the_next_state(aux: Aux) -> None:
 
 
 def test_nobodys_answer_changes_nothing_and_is_told(aux: Aux) -> None:
-    held, aux.swarm.nobody, aux.swarm.silent = aux.keeper.position, True, True
+    held, aux.swarm.nobody, aux.swarm.silent = aux.keeper.position, 0.0, True
     aux.swarm.step()
     aux.look(aux.period)
     assert aux.keeper.position == held
@@ -264,6 +266,15 @@ def test_nobodys_answer_changes_nothing_and_is_told(aux: Aux) -> None:
     told = len(aux.told)
     aux.look(0.5 * room.MIN_SECONDS)
     assert len(aux.told) == told, "not asked again so soon"
+
+
+def test_after_minutes_in_which_no_state_came_it_asks_as_soon_as_after_one_that_came(aux: Aux) -> None:
+    aux.swarm.nobody, aux.swarm.silent = 180.0, True
+    aux.swarm.step()
+    aux.look(aux.period)
+    aux.swarm.nobody = None
+    aux.look(aux.period)
+    assert aux.current
 
 
 def test_the_last_state_is_taken_and_written_at_once(aux: Aux) -> None:

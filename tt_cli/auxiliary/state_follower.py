@@ -84,7 +84,7 @@ class StateFollower:
             self._choose()
         if due:
             whole = self._keeper.trained.tree.nbytes * max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
-            self._due_at = self._clock() + max(MIN_SECONDS, whole if came else seconds / SHARE_OF_TIME)
+            self._due_at = self._clock() + max(MIN_SECONDS, whole if came else min(whole, seconds / SHARE_OF_TIME))
 
     def _due(self, view: SwarmState) -> bool:
         return view.epoch >= self._last_step or self._clock() >= self._due_at
