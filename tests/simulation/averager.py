@@ -132,6 +132,7 @@ class InMemoryAverager(DecentralizedAverager):
         self._outer_pipe, self._inner_pipe = SimpleNamespace(send=self._post), SimpleNamespace(fileno=lambda: 0)
         self._joined: dict[PeerID, bytes] | None = None  # to the group that this peer leads now
         self._came = asyncio.Condition()
+        self.began_at = 0.0  # the last group
         self._led: asyncio.Future[GroupInfo] | None = None
         self._node.averager = self
         self._node.process.run(self._serve())
@@ -169,6 +170,7 @@ class InMemoryAverager(DecentralizedAverager):
             if step.cancelled():
                 return
             step.stage, step.began_allreduce = AveragingStage.RUNNING_ALLREDUCE, True
+            self.began_at = self.clock.monotonic()
             self._running_groups[group.group_id] = asyncio.get_running_loop().create_future()
             try:
                 result = await asyncio.wait_for(self._aggregate_with_group(group, step.weight), self._longest)

@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven, RoundName, SignedVote, average_hash
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
 from tt_cli.swarm.allreduce.votes import PartStatus, group_of, read_status
-from tt_cli.swarm.records.consensus import STEPS_APART
+from tt_cli.swarm.records.consensus import STEPS_APART, shared_voices
 
 if TYPE_CHECKING:
     from simulation.machine import Machine
@@ -72,6 +73,11 @@ def _outputs(commitment: bytes) -> tuple[bytes, ...]:
         return Commitment.read(commitment, opened).outputs
     except NotProven:
         return ()
+
+
+def _voices(machines: Iterable[Machine]) -> dict[str, Fraction | int]:
+    """Their names → shares of their users' voices."""
+    return shared_voices({machine.name: machine.user for machine in machines})
 
 
 class Violation(Exception):
@@ -115,15 +121,18 @@ class Watch:
         if state.epoch <= self.top - STEPS_APART:  # before this step it did not count
             state.taken_at = asyncio.get_running_loop().time()
         # who is further behind, as after a restart, does not count until it has caught up
-        living = [m for m in self.machines if m.honest and m.alive and self._counts(m, state.epoch - 1)]
+        began = asyncio.get_running_loop().time() if alone else averager.began_at
+        living = [m for m in self.machines if m.honest and m.alive and self._counts(m, state.epoch - 1, began)]
         if alone:
             if len(living) > 1:
                 raise Violation(f"no solo: {number} made step {state.epoch} alone")
             return
         group_id, commit = list(averager._rounds.items())[-1]
-        known = sum(m is machine or bool(m.collaboration._selector._met) for m in living)
-        if 2 * len(commit.members) <= known:
-            raise Violation(f"no solo: {number} made step {state.epoch} with {len(commit.members)} of {known}")
+        known = [m for m in living if m is machine or m.collaboration._selector._met]
+        members = [m for m in self.machines if m.peer_id in commit.members]
+        shares = _voices({*known, *members})
+        if 2 * sum(shares[m.name] for m in members) <= sum(shares[m.name] for m in known):
+            raise Violation(f"no solo: {number} made step {state.epoch} with {len(members)} of {len(known)}")
         group = frozenset(m.number for m in self.machines if m.honest and m.peer_id in commit.members)
         self._groups[state.before].add(group)
         if apart := [sorted(other) for other in self._groups[state.before] if not other & group]:
@@ -146,11 +155,15 @@ class Watch:
         self._check_memory(machine)
 
     @staticmethod
-    def _counts(machine: Machine, epoch: int) -> bool:
-        """Whether nobody makes a step from `epoch` without it: nor does who is ahead and cannot hand its state over."""
-        if asyncio.get_running_loop().time() < machine.state.taken_at + SEEN_SECONDS:
+    def _counts(machine: Machine, epoch: int, began: float) -> bool:
+        """Whether nobody makes a step from `epoch` without it: nor does who is ahead and cannot hand its state over.
+
+        began: when the group did; it was counted then.
+        """
+        if began < machine.state.taken_at + SEEN_SECONDS:
             return False
-        ahead = machine.state.epoch - epoch
+        shown = machine.node.dht.shown if machine.node.dht is not None else None  # late where its DHT node hangs
+        ahead = (machine.state.epoch if shown is None else min(shown, machine.state.epoch)) - epoch
         return ahead >= -STEPS_APART and (ahead <= 0 or not machine.client)
 
     def _check_words(self, machine: Machine, commit: CommitProtocol) -> None:
@@ -169,7 +182,8 @@ class Watch:
         calling = {str(peer) for peer in commit.members} - listening if me in listening else set[str]()
         agreed = {peer for peer, answer, status in told if (not status.dropped if answer else peer in calling)}
         others = (listening | calling) - {me}
-        if 2 * (1 + len(agreed & others)) <= 1 + len(others):
+        shares = _voices(m for m in self.machines if m.name in others | {me})
+        if 2 * sum(shares[peer] for peer in agreed & others | {me}) <= sum(shares.values()):
             raise Violation(f"quorum: {machine.number} stepped by the word of {len(agreed)} of {len(others)} others")
 
     @staticmethod
@@ -214,7 +228,8 @@ class Watch:
 
     def _check_memory(self, machine: Machine) -> None:
         averager, most = machine.collaboration.averager, MOST_TASKS + 16 * len(self.machines)
-        kept = len(averager._rounds), len(averager._averages._kept), machine.process.most_tasks
+        tasks = machine.process.most_tasks + machine.trainer.most_tasks
+        kept = len(averager._rounds), len(averager._averages._kept), tasks
         if kept[0] > KEPT_GROUPS or kept[1] > KEPT_AVERAGES or kept[2] > most:
             raise Violation(f"bounded memory: {machine.number} keeps {kept} rounds, averages and tasks")
 
@@ -235,6 +250,8 @@ class Watch:
                 if len(went) > 1 and (state[0] + 1, digest) not in kept:
                     held = any(m.alive and m.keeps for m in self.machines if m.number in numbers)
                     count += held
-                    if held and 2 * len(numbers) > sum(machine.honest for machine in self.machines):
+                    shares = _voices(machine for machine in self.machines if machine.honest)
+                    made = sum(shares[self.machines[number].name] for number in numbers)
+                    if held and 2 * made > sum(shares.values()):
                         raise Violation(f"durability: step {state[0] + 1}, which {sorted(numbers)} made, is lost")
         return count

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.p2p import PeerID
@@ -18,6 +19,7 @@ from simulation.network import Dht, Network, Node
 from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import Process, VirtualClock
 
+from tt_cli.identity.passes import Pass, public_text, sign
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
@@ -30,6 +32,13 @@ from tt_cli.swarm.network.bandwidth import BandwidthLimiter, UploadMeter
 
 SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
 EXPIRATION = 20.0
+PARTS = {  # processes of a machine, and what hangs when they do
+    "trainer": ("trainer",),
+    "averager": ("averager",),
+    "dht": ("dht",),
+    "daemon": ("averager", "dht"),
+    "": ("trainer", "averager", "dht"),
+}
 JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
 
 
@@ -63,9 +72,35 @@ class SimulatedRun(DalleRun):
     identity: ClassVar[str] = "simulated-00000000"  # type: ignore[misc]
 
 
+AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
 @functools.lru_cache
-def run_of(members: int, aggregation: str) -> RunConfig:
+def pass_of(peer_id: str, user: str) -> str:
+    """What this peer shows in a closed run, for ever."""
+    return sign(Pass(user, peer_id, SimulatedRun.identity, 0.0, 1e11), AUTHORITY)
+
+
+class Holder(Admission):
+    """One that has this pass."""
+
+    def __init__(self, run: RunConfig, shown: str):
+        super().__init__(run)
+        self._shown = shown
+
+    def mine(self) -> str:
+        return self._shown
+
+
+@functools.lru_cache
+def run_of(members: int, aggregation: str, closed: bool = False) -> RunConfig:
     """The run of a swarm of so many."""
+    keys = {
+        "membership.kind": "organisation",
+        "membership.organisation": "lab",
+        "membership.authority": "http://127.0.0.1:9",
+        "membership.authority_key": public_text(AUTHORITY),
+    }
     return SimulatedRun.model_validate(load_run("emoji").model_dump()).replaced(
         {
             "swarm.target_batch_size": SAMPLES * MICRO_BATCHES * members,
@@ -75,6 +110,7 @@ def run_of(members: int, aggregation: str) -> RunConfig:
             "swarm.statistics_expiration": EXPIRATION,
             "swarm.large_tensor": 1024,
             "swarm.aggregation": aggregation,
+            **(keys if closed else {}),
         }
     )
 
@@ -125,15 +161,17 @@ class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
-    has its gradient. line: its own; without, it is measured where lines are limited. stops: see `Process`. skew: see
-    `VirtualClock`.
+    has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
+    whose it is, in a closed run; "" in an open one.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
-        self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
+        self.client, self._skew = ways.get("client", False), ways.get("skew", 0.0)
+        self._stops: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS[""]}
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
         self._line, self.idle, self._waits = ways.get("line"), ways.get("idle", False), ways.get("waits", False)
+        self.user: str = ways.get("user", "")
         self._gradients = ways.get("gradients") or gradient_of(number)
         self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
@@ -157,25 +195,26 @@ class Machine:
     def start(self) -> None:
         """Begin, or begin again from the backup."""
         if self.starts:
-            self.process.kill()
-        self.process, self.starts = Process(self._stops), self.starts + 1
+            self.kill()
+        self.trainer, self.process, self.dht = (Process(stops) for stops in self._stops.values())
+        self.starts += 1
         self.state = self._state_type(self.backup)
         self.line = self._line or (measured_line(self.network, self.number) if self.network.lines else None)
         self.node = node = Node(self.network, self.number, self.peer_id, self.process, self.line)
         node.liar = self._lie
-        self.process.run(self._begin(node))
+        self.trainer.run(self._begin(node))
 
     async def _begin(self, node: Node) -> None:
         self.clock, identity = VirtualClock(self._skew), identity_of(self.number)
-        membership = Admission(self.run)
-        dht: Any = Dht(node, membership, self.client)
+        membership = Holder(self.run, pass_of(self.name, self.user) if self.user else "")
+        dht: Any = Dht(node, membership, self.client, self.dht)
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
         first = key_of(0 if self.number else 1).peer_id
         known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
         while self.starts > 1 and not self.network.reaches(self.number):
             await asyncio.sleep(JOIN_SECONDS)
         access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
-        about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
+        about, orders = About(micro_batch=SAMPLES, user=self.user), OrganiserOrders(membership, Path("/nonexistent"))
         hear = functools.partial(self._hear, node.process)
         sums = self.accumulator()
         self.collaboration = Collaboration(self.run, access, self.state, about, hear, orders, accumulator=sums)
@@ -210,5 +249,11 @@ class Machine:
         elif isinstance(event, Step) and not process.dead:
             self._watch(self, event, self.last_round.outcome == "alone")
 
+    def stop(self, start: float, stop: float, part: str = "") -> None:
+        """Let it hang from then to then, as by SIGSTOP: all of it, or this process of it."""
+        for name in PARTS[part]:
+            self._stops[name].append((start, stop))
+
     def kill(self) -> None:
-        self.process.kill()
+        for process in (self.trainer, self.process, self.dht):
+            process.kill()

@@ -129,7 +129,7 @@ MUTANTS = {
     ),
     "quorum: unseen is gone": Mutant("network.connectivity", "if not unseen:", "if True:", "long"),
     "quorum: records expire at once": Mutant(
-        "records.publisher", "ends.get(peer, now) + lifetime for peer in here", "now for peer in here", "partition"
+        "records.publisher", "ends.get(peer, now) + self._life for peer in here", "now for peer in here", "partition"
     ),
     "reduce: each sender weighs the same": Mutant(
         "allreduce.reducer", "self.weights[sender] = weight\n", "self.weights[sender] = 8.0\n", "calm"
@@ -140,7 +140,12 @@ MUTANTS = {
         "return self.store.codec.message(self.encoded(index) if position else self.store.get(index), ",
         "calm",
     ),
-    "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),
+    "catch-up: nobody is ever behind": Mutant(
+        "records.consensus", "return self.epoch > epoch and bool(self.donors())", "return False", "hang"
+    ),
+    "quorum: peers vote, not users": Mutant(
+        "records.consensus", "Fraction(1, peers[user]) if user and peers[user] > 1 else 1", "1", "lying user"
+    ),
     "audit: its own mistakes are proofs": Mutant(
         "allreduce.messages",
         "if part_hash(right.encoded) == commitment.outputs[accusation.index]:",

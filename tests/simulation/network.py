@@ -26,6 +26,7 @@ from simulation.lines import WINDOW, Lines
 from simulation.virtual import Answer, Process, wait_on
 
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.network.connectivity import PING_SECONDS
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 SILENCE = 3600.0
@@ -131,8 +132,9 @@ class Network:
 
     def reaches(self, number: int) -> bool:
         """Whether anybody answers it."""
-        others = [node.number for node in self.nodes.values() if not node.process.dead and node.number != number]
-        return any(self.passes(number, other) for other in others)
+        others = [node for node in self.nodes.values() if not node.process.dead and node.number != number]
+        answering = [other.number for other in others if other.dht is not None and not other.dht.hangs()]
+        return any(self.passes(number, other) for other in answering)
 
     def passes(self, a: int, b: int) -> bool:
         """Whether they can talk at all, both ways."""
@@ -229,6 +231,7 @@ class Node:
         self.liar: Lie | None = None
         self.told: deque[tuple[str, bool, bytes]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
+        self.dht: Dht | None = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
 
@@ -380,26 +383,42 @@ async def _once(message: Any) -> AsyncIterator[Any]:
 
 
 class Dht:
-    """One machine's DHT node: what others store is seen some time later, and not through a cut."""
+    """One machine's DHT node: what others store is seen some time later, and not through a cut. process: its own."""
 
-    def __init__(self, node: Node, membership: Any, client_mode: bool):
+    def __init__(self, node: Node, membership: Any, client_mode: bool, process: Process | None = None):
         self.node, self.membership, self.client_mode, self.peer_id = node, membership, client_mode, node.peer_id
+        self._process, node.dht = process or node.process, self
+        self._shown = deque[tuple[float, int]](maxlen=64)  # when it stores its own records, their steps
 
     def is_alive(self) -> bool:
         return True
 
     def store(self, key: str, subkey: Any, value: Any, expiration_time: float, return_future: bool) -> Answer:
-        network = self.node.network
+        network, at = self.node.network, self.node.network.now + self.hangs()
         entries = network.records[key].setdefault(subkey, [])
         with contextlib.suppress(ValueError):  # what is none stays what it is, for its readers to refuse
             value = PeerRecord.model_validate(value)  # once, and not by each reader at each of its looks
-        entries.append((network.now, self.node.number, value, expiration_time))
+            if value.peer_id == str(self.peer_id):
+                self._shown.append((at, value.epoch))
+        entries.append((at, self.node.number, value, expiration_time))
         del entries[:-8]
-        return self._later(True)
+        return self._later(lambda: True)
+
+    @property
+    def shown(self) -> int | None:
+        """The step that its newest record says, as far as it is stored."""
+        return next((epoch for at, epoch in reversed(self._shown) if at <= self.node.network.now), None)
+
+    def hangs(self) -> float:
+        """For so many seconds from now it does nothing."""
+        return self._process.awake(self.node.network.now) - self.node.network.now
 
     def get(self, key: str, latest: bool, return_future: bool) -> Answer:
+        return self._later(lambda: self._found(key))
+
+    def _found(self, key: str) -> ValueWithExpiration[Any] | None:
         found = {subkey: ValueWithExpiration(value, 0.0) for subkey, value in self.seen(key).items()}
-        return self._later(ValueWithExpiration(found, 0.0) if found else None)
+        return ValueWithExpiration(found, 0.0) if found else None
 
     def seen(self, key: str) -> dict[Any, Any]:
         """Subkey → value of what is seen from here now."""
@@ -420,16 +439,29 @@ class Dht:
 
     def run_coroutine(self, ping: Any, return_future: bool) -> Answer:
         """Only pings are run in the DHT's process: of `ConnectivityMonitor`, and those that keep in touch."""
-        known = ping.keywords.get("known", {})
         network, me = self.node.network, self.node.number
+        known = ping.keywords.get("known", {})
         peers = {peer: node for node in network.nodes.values() if (peer := str(node.peer_id)) in known}
-        ahead = {p: 0.0 for p, node in peers.items() if not node.process.dead and network.passes(me, node.number)}
-        return self._later((ahead, {}))
 
-    def _later(self, result: Any) -> Answer:
-        answer, network = Answer(), self.node.network
-        delay = network.entropy.uniform(1.0, 3.0) * network.line.delay
-        asyncio.get_running_loop().call_later(delay, answer.set_result, result)
+        def answered() -> Any:
+            there = {p: n for p, n in peers.items() if not n.process.dead and network.passes(me, n.number)}
+            return {p: 0.0 for p, node in there.items() if node.dht is None or node.dht.hangs() < PING_SECONDS}, {}
+
+        longest = max((node.dht.hangs() for node in peers.values() if node.dht is not None), default=0.0)
+        return self._later(answered, min(longest, PING_SECONDS))
+
+    def _later(self, found: Callable[[], Any], seconds: float = 0.0) -> Answer:
+        """What it finds as soon as it does anything, and so many seconds later than usually."""
+        answer, network, loop = Answer(), self.node.network, asyncio.get_running_loop()
+        seconds += network.entropy.uniform(1.0, 3.0) * network.line.delay
+
+        def find() -> None:
+            loop.call_later(seconds, answer.set_result, found())
+
+        if hangs := self.hangs():
+            loop.call_later(hangs, find)
+        else:
+            find()
         return answer
 
 

@@ -6,8 +6,8 @@ consensus, what is believed); `ParticipantSelector` with no-shows and stragglers
 `KeptAverages`, `Audits`; `CatchUp`, `StepReplay`, `StateBridge` with `StateClient`, `StateServer` and `TrustedDigests`
 (a state has four small chunks); what `ConnectivityMonitor` makes of pings.
 
-What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. There are
-no roll-backs, no passes and no auxiliary peers.
+What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. In closed
+runs records and joins show real passes, which calls do not. There are no roll-backs and no auxiliary peers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from hivemind.dht.crypto import RSASignatureValidator
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import EXPIRATION, ClaimedLine, Machine, key_of, run_of
+from simulation.machine import EXPIRATION, PARTS, ClaimedLine, Machine, key_of, run_of
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, in_virtual_time
 
@@ -37,6 +37,7 @@ STEPS_AFTER = 2  # that all make when the faults are over: the first may have be
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.25
 WRITING_SECONDS = 2.0  # between two records of who does not exist
+STALLS = (0.3, 1.0, 2.0, 4.0, 6.0, 10.0, 25.0)  # seconds in which a machine, or a process of it, hangs
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
@@ -46,11 +47,13 @@ METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_
 @dataclass(frozen=True)
 class Scenario:
     """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
-    cut_seconds: of a cut, at most. moments: cuts that begin with a certain message of the protocol. deaths: crashes and
-    hangs that do. methods: of these messages, None for all. newest: who crashes begins again from its newest state.
+    stalls: stops of a machine, or a process of it, so many. cut_seconds: of a cut, at most. moments: cuts that begin
+    with a certain message of the protocol. deaths: crashes and hangs that do. methods: of these messages, None for all.
+    newest: who crashes begins again from its newest state.
 
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
-    third of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
+    third of them. users: in a closed run, of so many users, one of whom has all other peers; then one user lies, with
+    all of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
     members compute nothing while a round has their gradient, as with local steps.
     """
 
@@ -64,11 +67,13 @@ class Scenario:
     crashes: int = 0
     newest: bool = False
     stops: int = 0
+    stalls: int = 0
     slow: int = 0
     clients: int = 0
     skew: float = 0.0
     liars: tuple[str, ...] = ()
     phantoms: int = 0
+    users: tuple[int, ...] = ()
     aggregation: str = "mean"
     waits: bool = False
     sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
@@ -88,6 +93,7 @@ SCENARIOS = {
     "hang": Scenario(stops=2, slow=2, skew=2.0),
     "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
     "local steps": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, slow=1, clients=1, waits=True),
+    "stall": Scenario(stalls=8, crashes=2, cuts=2, clients=1, loss=0.001, sizes=(2, 3, 4, 4, 5), seconds=45.0),
     "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
     "liar": Scenario(liars=("noise", "mute", "repeat", "broken"), aggregation="centered_clip", sizes=(4, 5, 6, 7)),
     "donor": Scenario(liars=("donor",), crashes=3, sizes=(4, 5, 6)),
@@ -107,6 +113,14 @@ SCENARIOS = {
         aggregation="centered_clip",
         sizes=(4, 4, 4, 5, 7),
     ),
+    "users": Scenario(loss=0.005, cuts=1, moments=2, crashes=2, users=(3, 3, 4, 5), sizes=(5, 6, 7, 8)),
+    "lying user": Scenario(
+        users=(4, 4, 5),
+        liars=("noise", "mute", "wrong", "two-faced", "double", "locks", "leader", "evasive"),
+        moments=2,
+        aggregation="centered_clip",
+        sizes=(6, 7, 8),
+    ),
     "phantoms": Scenario(phantoms=12, crashes=1, loss=0.001, sizes=(2, 3, 4, 5)),
     "reducer": Scenario(deaths=4, clients=1, loss=0.001, sizes=(3, 3, 4, 4, 5, 6, 8)),
     "ballot": Scenario(moments=3, cuts=1, crashes=3, newest=True, sizes=(4, 4, 5)),
@@ -121,11 +135,13 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong. kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms.
+    """One thing that goes wrong.
 
+    kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms, user.
     about: numbers of members; of a death or a silence, who sends the message. how: of these and a moment, the method
     with whose message it begins, and its number; stop: after how many seconds it is over. Of a crash: "for good", or
-    "newest" where the backup is of the state that the member held last.
+    "newest" where the backup is of the state that the member held last. Of a stop: the process that hangs, "" for all.
+    Of a user: about its peers.
     """
 
     kind: str
@@ -174,18 +190,27 @@ class Schedule:
         faults += [Fault("client", (number,)) for number in clients]
         if most.skew:
             faults += [Fault("skew", (n,), how=f"{entropy.uniform(-most.skew, most.skew):.2f}") for n in everybody]
-        if most.liars:
-            for number in sorted(entropy.sample(range(count), entropy.randint(1, max(1, (count - 1) // 3)))):
-                if number not in clients:
-                    faults.append(
-                        Fault("liar", (number,), how=f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}")
-                    )
+        lying = []
+        if most.users:
+            one = sorted(entropy.sample(everybody, count + 1 - entropy.choice(most.users)))
+            faults.append(Fault("user", tuple(one)))
+            lying = one if entropy.random() < 0.5 else [next(number for number in everybody if number not in one)]
+        elif most.liars:
+            lying = sorted(entropy.sample(range(count), entropy.randint(1, max(1, (count - 1) // 3))))
+        for number in lying if most.liars else ():
+            if number not in clients:
+                how = f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}"
+                faults.append(Fault("liar", (number,), how=how))
         if most.phantoms:
             how = f"{entropy.randint(1, most.phantoms)}{entropy.choice(['', ' voting'])}"
             faults.append(Fault("phantoms", start=entropy.uniform(first, last - 1.0), how=how))
         for _ in range(entropy.randint(1, most.deaths) if most.deaths else 0):
             what = f"{entropy.choice(most.methods or DEADLY)} {entropy.randint(1, 4 * count * count)}"
             faults.append(Fault(entropy.choice(["death", "silence"]), stop=entropy.uniform(1.0, 6.0), how=what))
+        for _ in range(most.stalls):
+            start, part = entropy.uniform(first, last - 1.0), entropy.choice(["", "", *PARTS])
+            stop = min(last, start + entropy.choice(STALLS))
+            faults.append(Fault("stop", (entropy.randrange(count),), start, stop, part))
         return cls(seed, scenario, count, tuple(faults))
 
     def smaller(self) -> Iterator[Schedule]:
@@ -258,7 +283,8 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         if fault.kind == "moment":
             method, number = fault.how.split()
             network.moments[method, int(number)] = frozenset(fault.about), fault.stop
-    entropy, run_file = random.Random(f"members {schedule.seed}"), run_of(schedule.members, scenario.aggregation)
+    entropy = random.Random(f"members {schedule.seed}")
+    run_file = run_of(schedule.members, scenario.aggregation, bool(scenario.users))
     machines: list[Machine] = []
     watch = Watch(machines, scenario.aggregation == "mean")
     ways: list[dict[str, Any]] = [
@@ -269,18 +295,22 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         for each in ways:
             each["line"] = ClaimedLine(lines.choice(UPLOADS))
         ways[-1]["idle"] = schedule.members > 2 and not scenario.liars and lines.random() < UNEVEN
+    for number in range(schedule.members if scenario.users else 0):
+        ways[number]["user"] = f"user{number}"
+    for number, _ in schedule.about("user"):
+        ways[number]["user"] = "one"
     for number, _ in schedule.about("client"):
         ways[number]["client"] = True
     if scenario.seconds > 2 * EXPIRATION:
         ways[0]["joins"] = True  # who joined nobody is alone by the rules when the others' records have expired
     for number, fault in schedule.about("skew"):
         ways[number]["skew"] = float(fault.how)
-    for number, fault in schedule.about("stop"):
-        ways[number].setdefault("stops", []).append((EPOCH + fault.start, EPOCH + fault.stop))
     for number, fault in schedule.about("liar"):
         ways[number]["lie"] = liar(fault.how)
     for number in range(schedule.members):
         machines.append(Machine(network, number, run_file, watch, **ways[number]))
+    for number, fault in schedule.about("stop"):
+        machines[number].stop(EPOCH + fault.start, EPOCH + fault.stop, fault.how)
     for machine in machines:
         machine.start()
     crashes = [asyncio.create_task(_crash(machines[number], fault)) for number, fault in schedule.about("crash")]
@@ -370,7 +400,7 @@ def _die(machines: list[Machine], fault: Fault, until: float, tasks: list[asynci
 
     now = asyncio.get_running_loop().time()
     if fault.kind == "silence":  # what it does until then comes late
-        machine.process.stops.append((now, min(now + fault.stop, until)))
+        machine.stop(now, min(now + fault.stop, until))
     elif machine.alive and now < until:
         machine.backup = machine.state.epoch, machine.state.digest
         machine.kill()

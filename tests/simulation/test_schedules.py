@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 
 COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 210, "split": 140, "moment": 140},
-    **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50},
+    **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50, "stall": 30},
     **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
+    **{"users": 30, "lying user": 30},
     **{"liar": 70, "donor": 50, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly
@@ -102,6 +103,19 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(500264, "pair"),
     Schedule.drawn(500392, "locks"),
     Schedule.drawn(500469, "restart"),
+    Schedule(
+        1125,
+        "stall",
+        4,
+        (
+            Fault("stop", (0,), 14.1304370799806, 39.1304370799806, "daemon"),
+            Fault("stop", (2,), 11.450771537343208, 15.450771537343208),
+            Fault("stop", (1,), 13.27995583118927, 14.27995583118927, "daemon"),
+            Fault("stop", (3,), 10.594144217863791, 20.594144217863793),
+            Fault("stop", (1,), 24.13852488986498, 30.13852488986498),
+        ),
+    ),
+    Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,
         "ballot",

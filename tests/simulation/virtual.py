@@ -42,19 +42,23 @@ class Process:
 
     def awake(self, when: float) -> float:
         """The time from which on it runs what was due at `when`."""
-        for start, stop in self.stops:
+        for start, stop in () if self.dead else self.stops:
             if start <= when < stop:
                 when = stop
         return when
 
-    def kill(self) -> None:
-        """End all of it; again and again, for `asyncio.wait_for` may miss that it was cancelled."""
+    def kill(self, soon: int = 8) -> None:
+        """End all of it; again and again, for `asyncio.wait_for` may miss that it was cancelled.
+
+        soon: how often at once; later what hung, and hears of it when it would have gone on.
+        """
         self.dead = True
         self._tasks = [task for task in self._tasks if not task.done()]
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            asyncio.get_running_loop().call_soon(self.kill)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.kill, soon - 1) if soon else loop.call_later(1.0, self.kill)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a coroutine on this machine."""
@@ -127,6 +131,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None and process.stops and process.awake(self.now) > self.now:
+            return self.call_at(self.now, callback, *args, context=context)
         due = Due((0.0, 0, callback, args, context or contextvars.copy_context()))
         self._ready.append(due)
         return due
@@ -175,7 +182,7 @@ def in_virtual_time(work: Coroutine[Any, Any, Value]) -> Value:
         while tasks := asyncio.all_tasks(loop):
             for task in tasks:
                 task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(asyncio.sleep(1.0))  # some may hang
         loop.close()
         asyncio.set_event_loop(None)
 

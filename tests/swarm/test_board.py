@@ -62,6 +62,27 @@ def test_a_look_that_took_longer_than_records_last_makes_nobody_seem_gone(
     assert board.trainers() == set()
 
 
+def test_the_last_word_of_who_is_silent_holds_nobody_back_unless_most_are(
+    board: PeerDirectory, clock: SteppedClock
+) -> None:
+    """Those who ended or hang, each at its own step, would be the middle, and one of them decide alone."""
+
+    def seen(*read: PeerRecord) -> tuple[int, str]:
+        view = room.SwarmState.of(board._remember(read))
+        return view.epoch, view.digest
+
+    silence = room.SILENT_RENEWALS * room.RENEW_SECONDS
+    seen(*(record(f"gone{epoch}", epoch=epoch, digest=f"{epoch}{epoch}", vote=True) for epoch in (3, 5)))
+    clock.now += silence - 1
+    alive = [record(name, epoch=8, digest="88", vote=True, time=clock.now) for name in "ab"]
+    assert seen(alive[0]) == (5, "55")
+    clock.now += 2
+    assert seen(alive[1]) == (8, "88")
+    clock.now += silence
+    assert seen() == (8, "88"), "now all are silent, and nobody votes less than others"
+    assert all(held.vote for held, _ in board._known.values())
+
+
 def test_who_says_goodbye_does_not_count(board: PeerDirectory) -> None:
     see(board, record("a"), record("b"))
     see(board, record("b", left=True, time=record("b").time + 1))
@@ -186,14 +207,18 @@ def test_samples_beyond_the_target_are_not_told(member: PeerDirectory) -> None:
 
 
 class Asked:
-    """A DHT without records. latest: of each look, whether all nodes were asked. stored: records."""
+    """A DHT without records. latest: of each look, whether all nodes were asked. stored: records. hangs: no answer."""
 
-    def __init__(self, membership: Admission):
-        self.membership, self.latest, self.stored = membership, list[bool](), 0
+    def __init__(self, membership: Admission, hangs: bool = False):
+        self.membership, self.latest, self.stored, self._hangs = membership, list[bool](), 0, hangs
 
     def get(self, key: str, latest: bool, return_future: bool) -> Any:
         self.latest.append(latest)
-        return SimpleNamespace(result=lambda timeout: None)
+        return SimpleNamespace(result=self._result)
+
+    def _result(self, timeout: float) -> None:
+        if self._hangs:
+            raise TimeoutError
 
     def store(self, *args: Any, **more: Any) -> Any:
         self.stored += 1
@@ -215,3 +240,14 @@ def test_a_fresh_view_asks_all_and_publishes_nothing(board: PeerDirectory) -> No
     assert dht.latest.count(True) == 3 and dht.stored == 1
     asking.renew()
     assert asking._is_due()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_look_that_nobody_answered_shows_nobody(board: PeerDirectory, hangs: bool) -> None:
+    dht: Any = Asked(Admission(board._run), hangs)
+    told, identity = list[BaseException](), SimpleNamespace(key=None, peer_id="me")
+    asking = PeerDirectory(board._run, dht, identity, told.append)  # type: ignore[arg-type]
+    asking.start()
+    asking.fresh_view()
+    asking.stop()
+    assert asking.blind == hangs == bool(told)

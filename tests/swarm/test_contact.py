@@ -232,7 +232,7 @@ class Returning:
     """A peer's view of the others, which changes while it asks whether it is alone: then it has this plan."""
 
     def __init__(self, plan: RoundPlan, behind: bool, why: str = "") -> None:
-        self.board: Any = SimpleNamespace(view=None, parted=list)
+        self.board: Any = SimpleNamespace(view=None, parted=list, blind=False)
         self.contacts = SimpleNamespace(why_not_alone=lambda seen, parted: self.see() or why)
         self._then, self._is_behind = plan, behind
 
@@ -259,3 +259,10 @@ def test_who_comes_back_while_a_peer_asks_keeps_it_from_a_step_alone() -> None:
     few = RoundPlan("5_aa", frozenset("a"), "a", 3)
     assert Returning(few, behind=False).why_not_alone() == few.lacking
     assert Returning(together, behind=False, why=CUT_OFF).why_not_alone() == CUT_OFF
+
+
+def test_whose_own_node_does_not_answer_makes_no_step_alone() -> None:
+    """It may never have seen the others: its node may hang since it began."""
+    me = Returning(RoundPlan("5_aa", frozenset("a"), "a", 1), behind=False)
+    me.board.blind = True
+    assert "does not answer" in me.why_not_alone()

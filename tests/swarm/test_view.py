@@ -167,6 +167,15 @@ def test_while_they_disagree_nobody_is_behind() -> None:
     assert len(apart.trainers()) == 3
 
 
+def test_nobody_goes_back_to_what_one_of_many_holds_because_it_is_in_the_middle() -> None:
+    """Of four, two made steps while the others stood still, each at its own step; one of the two does not vote."""
+    asleep = [voter("a", epoch=6, digest="66"), voter("b", epoch=9, digest="99")]
+    awake = [voter("c", epoch=12, digest="cc"), record("d", epoch=12, digest="cc")]
+    view = SwarmState.of([*asleep, *awake])
+    assert state(view) == (9, "99") and not view.leads(12, "cc") and view.leads(6, "66")
+    assert SwarmState.of([*asleep, voter("e", epoch=9, digest="99"), *awake]).leads(12, "cc"), "half of all hold it"
+
+
 def test_who_is_far_ahead_of_all_others_comes_back() -> None:
     view = SwarmState.of([voter("a"), voter("b"), voter("me", epoch=9, digest="dd")])
     assert view.leads(9, "dd") and not view.leads(7, "dd"), "a late look at the records explains two steps"
@@ -188,7 +197,7 @@ def test_no_speed_counts_for_more_than_some_times_the_middle() -> None:
 
 
 def test_who_computes_votes_until_it_takes_a_state_over() -> None:
-    vote = Vote(60.0, SteppedClock(0.0))
+    vote = Vote(60.0, 60.0, SteppedClock(0.0))
     assert not vote.of(record(total_samples=0)), "it may be about to take one over"
     assert not vote.of(record()), "with a backup too: the others may have gone on without it"
     vote.stepped(5, "aa")
@@ -198,12 +207,12 @@ def test_who_computes_votes_until_it_takes_a_state_over() -> None:
     assert vote.of(record(epoch=10, digest="cc"))
     assert vote.of(record(epoch=10, digest="cc", samples=99))
     assert not vote.of(record(epoch=9, digest="bb")), "rolled back"
-    assert not vote.of(record(role="aux")) and not Vote(60.0).of(record(digest=""))
+    assert not vote.of(record(role="aux")) and not Vote(60.0, 60.0).of(record(digest=""))
 
 
 def test_a_step_that_shows_before_it_is_told_counts() -> None:
     """The training thread publishes too, between the step and the word of it."""
-    vote = Vote(60.0, SteppedClock(0.0))
+    vote = Vote(60.0, 60.0, SteppedClock(0.0))
     vote.of(record())
     assert not vote.of(record(epoch=6, digest="bb"))
     vote.stepped(6, "bb")
@@ -212,7 +221,7 @@ def test_a_step_that_shows_before_it_is_told_counts() -> None:
 
 def test_who_was_away_does_not_vote_before_its_next_step() -> None:
     clock = SteppedClock(0.0)
-    vote = Vote(60.0, clock)
+    vote = Vote(60.0, 600.0, clock)
     vote.of(record())
     vote.stepped(5, "aa")
     vote.stored()
@@ -223,6 +232,19 @@ def test_who_was_away_does_not_vote_before_its_next_step() -> None:
         vote.stored()
     vote.stepped(6, "bb")
     assert vote.of(record(epoch=6, digest="bb"))
+
+
+def test_who_stood_still_does_not_vote_before_its_next_step_and_whose_line_was_busy_does() -> None:
+    clock = SteppedClock(0.0)
+    vote = Vote(60.0, 20.0, clock)
+    vote.of(record())
+    vote.stepped(5, "aa")
+    vote.about_to_store()
+    vote.stored()
+    for seconds, votes in ((15.0, True), (15.0, True), (15.0, True), (21.0, False)):  # each time the DHT did not answer
+        clock.now += seconds
+        vote.about_to_store()
+        assert vote.of(record()) == votes
 
 
 def closed(peer_id: str, user: str, **changes: object) -> PeerRecord:

@@ -420,6 +420,8 @@ class Collaboration:
 
     def _why_not_alone(self, view: SwarmState) -> str:
         """Words on why this peer should not make a step alone; "" when nothing is against it."""
+        if self.board.blind:
+            return "for this peer's DHT node, which does not answer"
         why = self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted())
         now = self.board.view  # whom it asked may have taken their time, and be back by now
         plan, back = self._plan(now), "for trainers that are back"

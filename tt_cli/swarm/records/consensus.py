@@ -14,6 +14,7 @@ after all of it ended, the foremost state of those who can hand it over counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,10 +58,17 @@ class SwarmState:
         return cls(records, *min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), "")))
 
     def leads(self, epoch: int, digest: str) -> bool:
-        """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over."""
+        """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over.
+
+        It goes back only to what half of all voters hold: where they are at many steps the middle may be one alone.
+        """
         if self.epoch == epoch:
             return bool(self.digest) and self.digest != digest and bool(self.donors())
-        return (self.epoch > epoch or epoch > self.epoch + FAR_AHEAD) and bool(self.donors())
+        if epoch > self.epoch + FAR_AHEAD:
+            shares = voices(voters := _voting(self.records))
+            held = sum(shares[record.peer_id] for record in voters if record.state == (self.epoch, self.digest))
+            return enough(held, voters) and bool(self.donors())
+        return self.epoch > epoch and bool(self.donors())
 
     def members(self, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that hold exactly this state, of all that make steps: those who can average together."""
@@ -94,15 +102,15 @@ class SwarmState:
 class Vote:
     """The vote of this peer's own record. lifetime: seconds after which others forget a record that is not renewed.
 
-    clock: seconds, which go on while the machine sleeps.
+    silence: seconds after which they do not count its vote. clock: seconds, which go on while the machine sleeps.
     """
 
-    def __init__(self, lifetime: float, clock: Callable[[], float] = Clock.boottime):
-        self._lifetime, self._clock = lifetime, clock
+    def __init__(self, lifetime: float, silence: float, clock: Callable[[], float] = Clock.boottime):
+        self._lifetime, self._silence, self._clock = lifetime, silence, clock
         self._follows = True  # it took a state over or begins with a backup, or others may have gone on without it
         self._state: tuple[int, str] | None = None
         self._stepped_to: tuple[int, str] | None = None
-        self._stored_at: float | None = None
+        self._tried_at = self._stored_at = math.inf
 
     def of(self, record: PeerRecord) -> bool:
         """Tell whether it votes with this record. Who computed nothing yet may be about to take a state over."""
@@ -119,9 +127,14 @@ class Vote:
             self._follows = False
 
     def about_to_store(self) -> None:
-        """Its record is published again: has it been away so long that others may not count it any more?"""
-        if self._stored_at is not None and self._clock() > self._stored_at + self._lifetime:
+        """Its record is published again: has it been away so long that others may not count it any more?
+
+        A line that is busy for so long does not keep it from trying.
+        """
+        now = self._clock()
+        if now > min(self._tried_at + self._silence, self._stored_at + self._lifetime):
             self._follows = True
+        self._tried_at = now
 
     def stored(self) -> None:
         """Its record is on the DHT."""
@@ -129,16 +142,21 @@ class Vote:
 
 
 def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
-    """The trainers whose records decide which state is the swarm's; none while nobody votes.
+    """The trainers whose records decide which state is the swarm's; none while nobody votes."""
+    votes = _voting(records)
+    middle = _middle(votes) if votes else 0
+    return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
+
+
+def _voting(records: Iterable[PeerRecord]) -> list[PeerRecord]:
+    """Those who vote, at whatever step.
 
     Trainers in client mode vote for what somebody can hand over, and for anything when there is nobody who could.
     """
     records = [record for record in records if record.digest]
     able = {record.state for record in records if not record.client_mode}
     votes = [record for record in records if record.role == "trainer" and record.vote]
-    votes = [record for record in votes if record.state in able or not able]
-    middle = _middle(votes) if votes else 0
-    return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
+    return [record for record in votes if record.state in able or not able]
 
 
 def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction | int]:

@@ -36,6 +36,7 @@ QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 1.5  # without a word of what to expect: then a look every so often
 NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
 RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
+SILENT_RENEWALS = 2.5  # without a word for so long who votes has no voice: it may hang, or have ended
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
@@ -61,7 +62,9 @@ NEEDED = PeerRecord.model_fields.keys() - SHOWN
 
 def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:
     """Everybody's newest valid record. Empty when the DHT does not answer in time. now: DHT time."""
-    return _read(dht, run, get_dht_time() if now is None else now)[0]
+    with contextlib.suppress(TimeoutError):
+        return _read(dht, run, get_dht_time() if now is None else now)[0]
+    return []
 
 
 def _read(dht: DHT, run: RunConfig, now: float, latest: bool = True) -> tuple[list[PeerRecord], frozenset[str]]:
@@ -75,12 +78,10 @@ def _read(dht: DHT, run: RunConfig, now: float, latest: bool = True) -> tuple[li
 
 
 def _entries(dht: DHT, key: str, latest: bool = True) -> dict[Any, Any]:
-    """Subkey → value of all records under a key; none when the DHT does not answer in time."""
-    answer = dht.get(key, latest=latest, return_future=True)
-    with contextlib.suppress(TimeoutError):
-        found = answer.result(timeout=DHT_SECONDS)
-        if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict):
-            return {subkey: getattr(entry, "value", None) for subkey, entry in found.value.items()}
+    """Subkey → value of all records under a key. Raises TimeoutError when the DHT does not answer in time."""
+    found = dht.get(key, latest=latest, return_future=True).result(timeout=DHT_SECONDS)
+    if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict):
+        return {subkey: getattr(entry, "value", None) for subkey, entry in found.value.items()}
     return {}
 
 
@@ -106,8 +107,10 @@ def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, no
 
 def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     """The longest history that an auxiliary peer published."""
-    histories = []
-    for value in _entries(dht, history_key(run.identity)).values():
+    histories, found = [], dict[Any, Any]()
+    with contextlib.suppress(TimeoutError):
+        found = _entries(dht, history_key(run.identity))
+    for value in found.values():
         with contextlib.suppress(ValidationError, NotAdmitted):
             history = HistoryRecord.model_validate(value)
             membership_at(dht).admit(history.pass_text, history.peer_id)
@@ -163,6 +166,8 @@ class PeerDirectory:
         self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
+        self._answered = False  # the last read
+        self.blind = True  # the last fresh view was none: this peer's DHT node did not answer
         self.read_at = self._clock.monotonic()  # the last read ended
         self._stopping = self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
@@ -173,7 +178,9 @@ class PeerDirectory:
         self._membership = membership_at(dht)
         self._notices = ControlNotices(run, dht)
         self._claims = ClaimLimits(self._clock.monotonic)
-        self._vote = Vote(run.swarm.statistics_expiration, self._clock.boottime)
+        self._life = run.swarm.statistics_expiration
+        self._renewal = min(RENEW_SECONDS, self._life / 3)
+        self._vote = Vote(self._life, SILENT_RENEWALS * self._renewal, self._clock.boottime)
         self.pace, self._expected_at = QUICK_SECONDS, self._clock.monotonic()
 
     def expect(self, seconds: float) -> None:
@@ -241,7 +248,7 @@ class PeerDirectory:
 
     def met(self, peer_ids: Iterable[str]) -> None:
         """These were in a round with this peer."""
-        until = self._clock.monotonic() + self._run.swarm.statistics_expiration
+        until = self._clock.monotonic() + self._life
         with self._lock:
             self._claims.met(peer_ids)
             self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
@@ -252,7 +259,8 @@ class PeerDirectory:
             self._wanted = True
             self._lock.notify_all()
             wanted = self._reads_begun + 1
-            self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
+            ended = self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
+            self.blind = not (ended and self._answered)
             return self.view
 
     def start(self) -> None:
@@ -273,9 +281,10 @@ class PeerDirectory:
                 self._reads_begun += 1
                 if latest:
                     self._read_all_at = self._clock.monotonic()
-            read, claiming = list[PeerRecord](), frozenset[str]()
+            read, claiming, answered = list[PeerRecord](), frozenset[str](), False
             with self._failures_told():
                 read, claiming = _read(self._dht, self._run, self._clock.dht_time(), latest)
+                answered = True
             records = self._remember(read)
             with self._lock:
                 view = SwarmState.of(self._claims.bounded(records, self._peer_id))
@@ -287,6 +296,7 @@ class PeerDirectory:
                 self._notices.look()
             with self._lock:
                 self.view, self._reads_ended, self.read_at = view, self._reads_begun, self._clock.monotonic()
+                self._answered = answered
                 self._lock.notify_all()
                 rest = max(0.0, self._read_all_at + QUICK_SECONDS - self._clock.monotonic())
                 self._lock.wait_for(lambda: self._urgent or self._stopping, rest)
@@ -294,8 +304,8 @@ class PeerDirectory:
 
     def _is_due(self) -> bool:
         """Tell whether this peer's record is to be published now. With the lock."""
-        age, life = self._clock.monotonic() - self._published_at, self._run.swarm.statistics_expiration
-        return self._urgent or age >= min(RENEW_SECONDS, life / 3) or (age >= self.pace and self._is_needed())
+        age = self._clock.monotonic() - self._published_at
+        return self._urgent or age >= self._renewal or (age >= self.pace and self._is_needed())
 
     def _is_needed(self) -> bool:
         """Tell whether others need what is new in the record."""
@@ -335,7 +345,7 @@ class PeerDirectory:
         for record in read:
             known = self._known.get(record.peer_id)
             if known is None or record.time > known[0].time:
-                self._known[record.peer_id] = (record, now + self._run.swarm.statistics_expiration)
+                self._known[record.peer_id] = (record, now + self._life)
         era = era_of(self._membership.notice())
         counting = {peer: known for peer, known in self._known.items() if known[1] > now and known[0].era == era}
         passes = {peer_id: record.pass_text for peer_id, (record, _) in counting.items()}
@@ -343,14 +353,27 @@ class PeerDirectory:
         self._known = {peer_id: known for peer_id, known in counting.items() if peer_id not in self._refused}
         with self._lock:
             own = self._record
-        others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
+        others = [record for record in self._voicing(now) if own is None or record.peer_id != own.peer_id]
         text = self._membership.mine()
         mine = [own.changed(pass_text=text)] if own is not None and own.era == era else []
         return mine + [record for record in others if not record.left]
 
+    def _voicing(self, now: float) -> list[PeerRecord]:
+        """The records that count; who was silent for long votes no more, unless most were: then it is the line.
+
+        Of those who ended or hang, each at its own step, the last word would hold the middle back, and decide alone.
+        """
+        since = now + self._life - SILENT_RENEWALS * self._renewal
+        voters = [record.peer_id for record, _ in self._known.values() if record.vote]
+        silent = {peer for peer in voters if self._known[peer][1] < since}
+        if 2 * len(silent) > len(voters):
+            silent = set()
+        records = [record for record, _ in self._known.values()]
+        return [record.changed(vote=False) if record.peer_id in silent else record for record in records]
+
     def _count_trainers(self, view: SwarmState) -> None:
         """Count who is seen until its record has expired, and for as long again, whenever the next look ends."""
-        now, lifetime = self._clock.monotonic(), self._run.swarm.statistics_expiration
+        now = self._clock.monotonic()
         ends = {record.peer_id: until for record, until in self._known.values()}
         here = {record.peer_id for record in view.trainers()}
         ahead = {r.peer_id for r in view.records if r.averages and not r.client_mode and r.epoch > view.epoch}
@@ -360,7 +383,7 @@ class PeerDirectory:
         with self._lock:
             left = {record.peer_id for record, _ in self._known.values() if record.left}
             self._parted = self._parted - {record.peer_id for record in view.records} | left
-            heard = self._heard | {peer: ends.get(peer, now) + lifetime for peer in here}
+            heard = self._heard | {peer: ends.get(peer, now) + self._life for peer in here}
             self._heard = {peer: until for peer, until in heard.items() if until > now and peer not in gone}
 
     def _keep_in_touch(self) -> None:
@@ -384,7 +407,7 @@ class PeerDirectory:
                 self._vote.stored()
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
-        return self._put(peers_key(self._run.identity), record, self._run.swarm.statistics_expiration)
+        return self._put(peers_key(self._run.identity), record, self._life)
 
     def _put(self, key: str, record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
