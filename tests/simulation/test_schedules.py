@@ -165,7 +165,7 @@ def test_bugs_that_are_put_in_are_found(name: str) -> None:
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     code = (
         "from simulation.schedule import Schedule, run\n"
-        "for name in ('everything', 'liar'):\n"
+        "for name in ('everything', 'liar', 'stall', 'users'):\n"
         "    result = run(Schedule.drawn(7, name))\n"
         "    print(result.digest, result.violation, result.steps, result.seconds, result.messages)\n"
     )

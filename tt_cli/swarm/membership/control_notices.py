@@ -8,14 +8,13 @@ signature. A higher number replaces a lower one, and nothing goes back.
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 from hivemind.dht import DHT
-from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.run import RunConfig
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import membership_at
 
 EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks, four in a record's life at least; on the DHT
@@ -29,7 +28,8 @@ def notice_key(identity: str) -> str:
 class ControlNotices:
     """Looks for notices now and then, and passes on. Does nothing in a run without an authority."""
 
-    def __init__(self, run: RunConfig, dht: DHT):
+    def __init__(self, run: RunConfig, dht: DHT, clock: Clock):
+        self._clock = clock
         self._dht, self._key, self._longest = dht, notice_key(run.identity), run.swarm.statistics_expiration / 4
         self._membership, self._needed = membership_at(dht), run.membership.authority_key is not None
         self._looked = -float("inf")
@@ -41,8 +41,8 @@ class ControlNotices:
             asked, self._asked = self._asked, None
             self._take(asked.result())
         every = min(EVERY_SECONDS, self._longest)
-        if self._needed and self._asked is None and time.monotonic() > self._looked + every:
-            self._looked = time.monotonic()
+        if self._needed and self._asked is None and self._clock.monotonic() > self._looked + every:
+            self._looked = self._clock.monotonic()
             self._asked = self._dht.get(self._key, latest=True, return_future=True)
 
     def _take(self, found: object) -> None:
@@ -53,5 +53,5 @@ class ControlNotices:
                 self._membership.hear(text)
         newest, text = self._membership.notice(), self._membership.notice_text()
         if newest is not None and (text not in texts or random.random() < 2 * EVERY_SECONDS / LIFE_SECONDS):
-            until = get_dht_time() + LIFE_SECONDS
+            until = self._clock.dht_time() + LIFE_SECONDS
             self._dht.store(self._key, subkey=newest.number, value=text, expiration_time=until, return_future=True)

@@ -176,7 +176,7 @@ class PeerDirectory:
         self._refused: set[str] = set()  # whose passes do not count any more
         self._pinged = self._clock.monotonic()
         self._membership = membership_at(dht)
-        self._notices = ControlNotices(run, dht)
+        self._notices = ControlNotices(run, dht, self._clock)
         self._claims = ClaimLimits(self._clock.monotonic)
         self._life = run.swarm.statistics_expiration
         self._renewal = min(RENEW_SECONDS, self._life / 3)
@@ -368,8 +368,7 @@ class PeerDirectory:
         silent = {peer for peer in voters if self._known[peer][1] < since}
         if 2 * len(silent) > len(voters):
             silent = set()
-        records = [record for record, _ in self._known.values()]
-        return [record.changed(vote=False) if record.peer_id in silent else record for record in records]
+        return [r.changed(vote=False) if r.peer_id in silent else r for r, _ in self._known.values()]
 
     def _count_trainers(self, view: SwarmState) -> None:
         """Count who is seen until its record has expired, and for as long again, whenever the next look ends."""
