@@ -204,7 +204,9 @@ class Watch:
         for peer, number in members.items():
             status = commit.status() if peer == str(commit.me) else commit.statuses.get(peer)
             said = status.said.get("samples", np.nan) if status is not None else np.nan
-            weights[number] = min(said, machine.collaboration.averager.max_weight)
+            there = self.machines[number].collaboration.averager._rounds.get(commit.allreduce.group_id)
+            sent = there.allreduce.weight if there is not None else np.inf  # less than it said if others allow less
+            weights[number] = min(said, machine.collaboration.averager.max_weight, sent)
         for shares in {row.tobytes(): row for row in machine.state.average}.values():  # most are alike
             if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
                 raise Violation(f"validity: an average of {machine.number} holds more than a mean does")

@@ -53,15 +53,18 @@ class Control:
         self.cancelled = True
 
 
-def average(samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False) -> RoundResult:
+def average(
+    samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False, **allowed: float
+) -> RoundResult:
     sent: list[Any] = []
     averager: Any = SimpleNamespace(
         max_weight=384.0,
+        peer_id="me",
         clock=Clock(),
         _run=SimpleNamespace(swarm=SimpleNamespace(averaging_timeout=10.0)),
         _outer_pipe=SimpleNamespace(send=sent.append),
     )
-    contribution = Contribution(samples, 2.5, {"c": 5.5})
+    contribution = Contribution(samples, 2.5, {"c": 5.5, **allowed})
     result = Averager.average(averager, control, contribution, overtaken)
     assert sent == [("_contribute", [contribution], {})] and control.triggered
     return result
@@ -85,6 +88,13 @@ def test_no_peer_claims_a_weight_that_the_others_refuse(samples: int, weight: fl
     control = Control(RoundResult(complete=True))
     average(samples, control)
     assert control.weight == weight
+
+
+def test_nor_more_than_what_it_told_allows() -> None:
+    """Whose DHT node hung, or whose machine stood still, has told less than it has."""
+    control = Control(RoundResult(complete=True))
+    average(250, control, me=190.0)
+    assert control.weight == 190.0
 
 
 @pytest.mark.parametrize(("error", "words"), [(RuntimeError("no group"), "no group"), (TimeoutError(), "TimeoutError")])

@@ -237,7 +237,7 @@ def test_a_fresh_view_asks_all_and_publishes_nothing(board: PeerDirectory) -> No
     for _ in range(3):
         asking.fresh_view()
     asking.stop()
-    assert dht.latest.count(True) == 3 and dht.stored == 1
+    assert dht.latest.count(True) == 3 and dht.stored == 1 and asking.told is not None
     asking.renew()
     assert asking._is_due()
 

@@ -20,12 +20,21 @@ HERE = (5, "aa")
 
 
 def company(*others: str, guilty: tuple[str, ...] = ()) -> ParticipantSelector:
-    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", *others}))
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", *others}))
     return ParticipantSelector("me", board, lambda: guilty)
 
 
 def view(*peer_ids: str, time: float = 1000.0, **changes: object) -> SwarmState:
     return SwarmState.of([record(peer_id, time=time, **changes) for peer_id in ("me", *peer_ids)])
+
+
+def test_ones_own_claim_is_bounded_by_what_the_others_were_told() -> None:
+    board: Any = SimpleNamespace(told=record("me", samples=100, time=1000.0), trainers=lambda: frozenset("b"))
+    mine = ParticipantSelector("me", board, lambda: (), clock=SteppedClock(1000.0))
+    allowed = mine.plan(view("b", samples=500), *HERE).allowed
+    assert 100 < allowed["me"] < 500 < allowed["b"]
+    board.told = None
+    assert "me" not in mine.plan(view("b", samples=500), *HERE).allowed
 
 
 def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
@@ -126,7 +135,7 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
 
 def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
     clock = SteppedClock()
-    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
     mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, stragglers.OFTEN + 1):
@@ -143,7 +152,7 @@ def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
 def test_nobody_is_blamed_while_the_swarm_computes_all_the_time() -> None:
     """A slow line costs nothing where its rounds end before the next step's samples are there."""
     clock = SteppedClock()
-    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
     mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, 9):
@@ -154,7 +163,7 @@ def test_nobody_is_blamed_while_the_swarm_computes_all_the_time() -> None:
 
 
 def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None:
-    mine = ParticipantSelector("me", SimpleNamespace(trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
+    mine = ParticipantSelector("me", SimpleNamespace(told=None, trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
     failed = RoundResult(
         members=dict.fromkeys(("me", "b", "c", "d"), {}), failed={"b": "x", "c": "x"}, seconds={"commit": 9.0}
     )
@@ -207,7 +216,7 @@ def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
 
 def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, list[str]]] = []
-    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "liar"}))
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "liar"}))
     mine = ParticipantSelector("me", board, lambda: ["liar"], show=shown.append)
     records = [record("me", accused=["liar"]), record("b", accused=["liar"]), record("c"), record("liar")]
     found = mine.plan(SwarmState.of(records), *HERE)
@@ -255,7 +264,7 @@ def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike(
     names, leaders = ["me", "b", "c"], [dict[float, str](), dict[float, str]()]
     for found, late in zip(leaders, (0.0, 9.0), strict=True):
         clock = SteppedClock()
-        board: Any = SimpleNamespace(trainers=lambda: frozenset(names))
+        board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset(names))
         mine = ParticipantSelector("me", board, lambda: (), turn=10.0, clock=clock)
         first = mine.plan(view("b", "c"), *HERE).leader
         assert first == leader_of("5_aa", tuple(names))

@@ -202,8 +202,9 @@ class Averager(StateBridge, DecentralizedAverager):
         started = self.clock.monotonic()
         self._outer_pipe.send(("_contribute", [contribution], {}))
         try:
-            # more piles up while rounds fail; the others would refuse it
-            control.weight = min(float(contribution.samples), self.max_weight)
+            # more piles up while rounds fail, or while this peer can tell nobody of it; the others would refuse it
+            mine = contribution.allowed.get(str(self.peer_id), math.inf)
+            control.weight = min(float(contribution.samples), self.max_weight, mine)
             control.allow_allreduce()
             limit = started + control.get_timeout() + self._run.swarm.averaging_timeout + 10.0
             while self.clock.monotonic() < limit and not (control.done() or control.began_allreduce):

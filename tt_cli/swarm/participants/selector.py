@@ -84,7 +84,8 @@ class ParticipantSelector:
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
         plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
-        steps, allowed = bool(counted & self._met), claim_limits([*own, *others], now)
+        told = [record for record in [self._board.told] if record is not None]  # its own claim is bounded there, too
+        steps, allowed = bool(counted & self._met), claim_limits([*told, *others], now)
         return replace(plan, steps=steps, newcomer=newcomer, avoided=self.shunned, welcome=welcome, allowed=allowed)
 
     def _slow_by_most(self, trainers: Sequence[PeerRecord]) -> frozenset[str]:

@@ -162,6 +162,7 @@ class PeerDirectory:
         self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
         self._published: PeerRecord | None = None
+        self.told: PeerRecord | None = None  # what the others were sent last, and had
         self._published_at = self._read_all_at = -float("inf")
         self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
@@ -404,6 +405,7 @@ class PeerDirectory:
         if self._send(record).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
+            self.told = record
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
         return self._put(peers_key(self._run.identity), record, self._life)
