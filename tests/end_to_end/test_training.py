@@ -25,10 +25,12 @@ from testbed.process_watch import ProcessWatch
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
+from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.events import (
     Contribution,
     Finished,
     Listening,
+    Log,
     Phase,
     Progress,
     Round,
@@ -170,3 +172,20 @@ def test_peers_leave_until_nobody_is_there_and_go_on_from_the_newest_backup(swar
     wait_for_step(swarm, newer + 4, "anna", "ben")
     assert anna.of(Synchronised)[0].epoch > newer > older
     assert_agreed([anna, ben])
+
+
+@pytest.mark.promise(
+    "A killed peer comes back through members that it met before, while no initial peer answers",
+    also="tests/swarm/test_contact.py",
+)
+def test_a_peer_comes_back_while_no_initial_peer_answers(swarm: LocalSwarm) -> None:
+    anna, ben = swarm.members["anna"], swarm.members["ben"]
+    folder, address = anna.home / "runs" / tiny_run().identity, ben.of(Listening)[0].addresses[0]
+    assert swarm.wait(lambda: address in peers_met(folder), WAIT)
+    for member in (swarm.members["another-aux"], anna):
+        member.worker.kill()
+        member.worker.wait(WAIT)
+    returned = swarm.start_trainer("anna", batch_size=4, seed=2)
+    assert swarm.wait(lambda: bool(returned.of(Contribution)), WAIT), returned.events[-12:]
+    assert any("joining through members that it met before" in event.message for event in returned.of(Log))
+    assert_agreed([returned, ben])

@@ -17,6 +17,7 @@ from tt_cli.peer.health import watchdog as room
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
 from tt_cli.peer.health.watchdog import LEAST_USUAL, ObservedEmit, ProgressWatchdog, usual_step
 from tt_cli.run import load_run
+from tt_cli.run.initial_peers import MET, peers_met
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.network.connectivity import DEAD_AFTER, Connectivity
@@ -241,11 +242,14 @@ class Contacts:
     """Answers as the test says; `asked` grows with each time, True where it was over new connections."""
 
     def __init__(self) -> None:
-        self.answer, self.asked = WELL, list[bool]()
+        self.answer, self.asked, self.known = WELL, list[bool](), list[str]()
 
     def ask(self, peers: list[str], *, anew: bool = False) -> Connectivity:
         self.asked.append(anew)
         return self.answer
+
+    def met(self) -> list[str]:
+        return self.known
 
 
 @pytest.fixture
@@ -302,6 +306,17 @@ def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watc
     *_, shown, log = watched.told
     assert isinstance(shown, Phase) and (shown.phase, shown.reason) == ("averaging", "for step 6")
     assert isinstance(log, Log) and log.message.startswith("goes on after ")
+
+
+def test_members_that_answered_are_remembered_for_the_next_start(watched: Any, tmp_path: Path) -> None:
+    address = "/ip4/203.0.113.7/tcp/31337/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"
+    watched.swarm.contacts.known = [address]
+    watched.watch._ask()
+    watched.swarm.contacts.known = []
+    watched.watch._ask()
+    assert peers_met(tmp_path) == [address], "nobody answers now, and they may later"
+    (tmp_path / MET).write_text("/ip4/127.0.0.1/tc")
+    assert peers_met(tmp_path) == [], "damaged"
 
 
 def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) -> None:

@@ -84,6 +84,7 @@ def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[.
     found = contacts.ask([str(third.peer_id)])
     assert found.answered == found.asked == {str(one.peer_id), str(third.peer_id)}
     assert found.clock is not None and abs(found.clock) < 0.5
+    assert contacts.met() == addresses_of(third), "beside the one that it joined through"
     assert not (found.cut_off or found.split) and found.alive
 
     two.run_coroutine(_forget)

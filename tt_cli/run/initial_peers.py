@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import UsageError
 from tt_cli.identity.multiaddr import check_multiaddr
 from tt_cli.run import folders
 from tt_cli.run.run_config import RunConfig
+
+MET = "met-peers"
 
 
 def initial_peers(config: RunConfig, flags: list[str]) -> list[str]:
@@ -36,8 +43,23 @@ def checked_peers(flags: list[str]) -> list[str]:
 
 def peers_here(config: RunConfig) -> list[str]:
     """Addresses that an auxiliary peer on this machine left in its file; nothing where that is damaged."""
+    return _read(folders.run_folder(config) / "address")
+
+
+def peers_met(folder: Path) -> list[str]:
+    """Addresses of members that a peer of this machine reached last. folder: the run's."""
+    return _read(folder / MET)
+
+
+def remember_met(folder: Path, addresses: Sequence[str]) -> None:
+    """Keep them for when none of the initial peers answers; a full disk keeps none."""
+    with contextlib.suppress(OSError):
+        atomic_write(folder / MET, "".join(f"{address}\n" for address in addresses), mode=PRIVATE, durable=False)
+
+
+def _read(file: Path) -> list[str]:
+    """Nothing of a full disk or a killed process; the one line says what else to do."""
     try:
-        words = (folders.run_folder(config) / "address").read_text(encoding="utf-8").split()
-        return [check_multiaddr(word) for word in words]
-    except (OSError, ValueError):  # of a full disk or a killed process; the one line says what else to do
+        return [check_multiaddr(word) for word in file.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError):
         return []

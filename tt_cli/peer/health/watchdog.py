@@ -15,6 +15,7 @@ from typing import TypeVar
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
 from tt_cli.peer.health.restart_marker import may_restart
 from tt_cli.run import RunConfig
+from tt_cli.run.initial_peers import remember_met
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Trouble
 from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
@@ -80,6 +81,7 @@ class ProgressWatchdog:
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
         self._had_others = self._lost = False
         self._contact: Connectivity | None = None
+        self._met: list[str] = []  # who was remembered last
         self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
         self._treatment = Treatment()
         self._broken = ""
@@ -173,6 +175,9 @@ class ProgressWatchdog:
         listening = [record.peer_id for record in view.records if not (record.client_mode or record.left)]
         self._contact = self._collaboration.contacts.ask(listening, anew=anew)
         self._asked_at = time.monotonic()
+        if (met := self._collaboration.contacts.met()) not in ([], self._met):
+            self._met = met
+            remember_met(self._marker.parent, met)
         self._lost = self._lost and not self._contact.cut_off  # that explains it
 
     def _treat(self, diagnosis: Diagnosis | None) -> None:

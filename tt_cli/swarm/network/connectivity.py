@@ -28,6 +28,7 @@ PING_SECONDS, DIAL_SECONDS = 6.0, 4.0
 SPARE_SECONDS = 15.0  # for the node's own process to say something, on a busy machine
 DEAD_AFTER = 3  # rounds of pings, half a minute each
 MOST_KNOWN = 32
+MOST_MET = 8
 RECENT_SECONDS = 3.0
 UNSEEN_SECONDS = 120.0  # after that, who answers and shows no record has something else to do: it starts, or ends
 CUT_OFF = "cut off: nobody answers of all that this peer knows, and what it stepped alone would not count"
@@ -155,6 +156,11 @@ class ConnectivityMonitor:
         self._company -= unseen
         self._unseen_since = math.inf
         return ""
+
+    def met(self) -> list[str]:
+        """Multiaddrs of some who answered last, beside the initial peers: through them, too, one can join the swarm."""
+        met = sorted(self.newest.answered - self._initial)[:MOST_MET]
+        return [f"{address}/p2p/{peer}" for peer in met for address in self._known.get(peer, ())]
 
     def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Connectivity:
         """Ping the initial peers and all that were met, and `peers` too (peer ids that accept connections).
