@@ -62,7 +62,10 @@ def test_so_it_is_with_adapters_beside_weights_that_stay(itemsize: int, size: in
 
 
 def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: int, budget: int) -> None:
-    """Compare what a pass of so many examples allocates with what the task says that it does."""
+    """Compare what a pass of so many examples allocates with what the task says that it does.
+
+    oneDNN takes room of its own where a CPU has no 16-bit products.
+    """
     batch = Batch({"ids": torch.randint(512, (size, 65))})
     task.keep(model, budget)
     narrow(model, torch.bfloat16 if itemsize == 2 else None)
@@ -72,12 +75,16 @@ def check_account(task: Task[Any], model: torch.nn.Module, itemsize: int, size: 
             loss = task.losses(model, batch)[0]
         loss.backward()
 
+    def seen(onednn: bool) -> int:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.backends.mkldnn.flags(enabled=onednn):
+            return allocated(passes)
+
     passes()
-    for parameter in model.parameters():
-        parameter.grad = None
     need = task.need("cpu", itemsize=itemsize, micro_batch=size, budget=budget)
     ours = sum(item.bytes for item in need.items if item.what in ("gradients", "activations kept"))
-    assert ours == pytest.approx(allocated(passes), rel=0.05)
+    assert ours == pytest.approx(min(seen(onednn=True), seen(onednn=False)), rel=0.05)
 
 
 def test_with_many_examples_memory_grows_evenly() -> None:
