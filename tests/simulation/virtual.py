@@ -57,8 +57,10 @@ class Process:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self.kill, soon - 1) if soon else loop.call_later(1.0, self.kill)
+            if soon:
+                asyncio.get_running_loop().call_soon(self.kill, soon - 1)
+            else:
+                asyncio.get_running_loop().call_later(1.0, self.kill)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a coroutine on this machine."""

@@ -84,7 +84,7 @@ class ParticipantSelector:
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
         plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
-        told = [record for record in [self._board.told] if record is not None]  # its own claim is bounded there, too
+        told = [self._board.told] if self._board.told is not None else []  # its own claim is bounded there, too
         steps, allowed = bool(counted & self._met), claim_limits([*told, *others], now)
         return replace(plan, steps=steps, newcomer=newcomer, avoided=self.shunned, welcome=welcome, allowed=allowed)
 
