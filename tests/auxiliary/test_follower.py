@@ -79,7 +79,7 @@ class Swarm:
 
     def drop_fetch(self) -> None: ...
 
-    def take_state(self, own: Any, timeout: float, *_: object, at_once: int, without: object) -> ReceivedState:
+    def take_state(self, own: Any, timeout: float, *_: object, at_once: int, **more: object) -> ReceivedState:
         assert at_once == 1, "every donor makes a copy of its state"
         if self.nobody is not None:
             self.clock.now += self.nobody

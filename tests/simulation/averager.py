@@ -8,6 +8,7 @@ members sign when they join, and what all check of it, is the real code's.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import hashlib
 import random
@@ -276,6 +277,8 @@ class SimulatedAverager(Averager, InMemoryAverager):
 
     def __init__(self, run: Any, dht: Any, identity: Any, shapes: Any, **more: Any):
         network, me = dht.node.network, str(dht.peer_id)
+        dht = copy.copy(dht)
+        dht.node.membership = dht.membership = copy.copy(dht.membership)  # of this process: it looks at notices itself
         self.ballot_type = functools.partial(MemoryBallot, network.files)
         super().__init__(run, dht, identity, shapes, **more)
         self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)

@@ -9,7 +9,7 @@
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign, in the transfer or after it;
 - *no solo*: nobody steps alone, or in a group of half or less of those who live and have made steps with others;
 - *no two groups*: of two groups that step from one state an honest member is in both;
-- *origin*: nobody holds a state that nobody made;
+- *origin*: nobody holds a state that nobody made, or from which the organiser took the run back;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
 - *progress*: see `schedule.run`.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from simulation.machine import Machine
 
     from tt_cli.supervisor.events import Step
+
+State = tuple[int, int, str]  # era, epoch, digest
 
 EXACT = 0.02  # of a member's share of an average, for 8 bits
 SEEN_SECONDS = 2.0  # until all see the record of who began, took a state over, or was far behind
@@ -90,23 +92,35 @@ class Watch:
     def __init__(self, machines: Sequence[Machine], valid: bool):
         self.machines, self._valid = machines, valid
         self.violation: Violation | None = None
-        self._made: dict[tuple[tuple[int, str], bytes], str] = {}  # (state, round) → digest of what came of it
+        self._made: dict[tuple[State, bytes], str] = {}  # (state, round) → digest of what came of it
         # state → digest to which members went on from it → their numbers
-        self.history: dict[tuple[int, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        self.top = 0
-        self._states = {(0, "00")}  # that somebody came to by a step
-        self._few: dict[tuple[int, str], str] = {}  # state → words about the half of a round, or less, that made it
-        self._groups: dict[tuple[int, str], set[frozenset[int]]] = defaultdict(set)  # state → who went on from it
+        self.history: dict[State, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.era, self._tops = 0, Counter[int]()
+        self._states = {(0, 0, "00")}  # that somebody came to by a step, or with which an era begins
+        self._few: dict[State, str] = {}  # state → words about the half of a round, or less, that made it
+        self._groups: dict[State, set[frozenset[int]]] = defaultdict(set)  # state → who went on from it
+
+    @property
+    def top(self) -> int:
+        """The last step of this era."""
+        return self._tops[self.era]
+
+    def taken_back(self, step: int) -> None:
+        """The organiser ordered all back to this step: that and what was before it is all there is now."""
+        self.era += 1
+        self._states |= {(self.era, *state) for _, *state in self._states if state[0] <= step}
+        self._tops[self.era] = step
 
     def check_states(self, machines: Sequence[Machine]) -> None:
-        """Note where one holds what nobody made."""
+        """Note where one holds what nobody made. Who is just going back holds a state of a later era for a moment."""
         for machine in machines:
             state = machine.state.epoch, machine.state.digest
-            if state not in self._states and self.violation is None:
+            made = any((era, *state) in self._states for era in range(machine.era, self.era + 1))
+            if not made and self.violation is None:
                 self.violation = Violation(f"origin: {machine.number} holds step {state[0]}, which nobody made so")
 
     def __call__(self, machine: Machine, step: Step, alone: bool) -> None:
-        self._states.add((machine.state.epoch, step.digest))
+        self._states.add((machine.era, machine.state.epoch, step.digest))
         if self.violation is not None or not machine.honest:
             return
         try:
@@ -116,13 +130,15 @@ class Watch:
 
     def _look(self, machine: Machine, digest: str, alone: bool) -> None:
         number, state, averager = machine.number, machine.state, machine.collaboration.averager
-        self.top = max(self.top, state.epoch)
-        self.history[state.before][digest].add(number)
-        if state.epoch <= self.top - STEPS_APART:  # before this step it did not count
+        era, before = machine.era, (machine.era, *state.before)
+        self._tops[era] = max(self._tops[era], state.epoch)
+        self.history[before][digest].add(number)
+        if state.epoch <= self._tops[era] - STEPS_APART:  # before this step it did not count
             state.taken_at = asyncio.get_running_loop().time()
         # who is further behind, as after a restart, does not count until it has caught up
         began = asyncio.get_running_loop().time() if alone else averager.began_at
-        living = [m for m in self.machines if m.honest and m.alive and self._counts(m, state.epoch - 1, began)]
+        there = [m for m in self.machines if m.honest and m.alive and m.era == era]
+        living = [m for m in there if self._counts(m, state.epoch - 1, began)]
         if alone:
             if len(living) > 1:
                 raise Violation(f"no solo: {number} made step {state.epoch} alone")
@@ -134,10 +150,10 @@ class Watch:
         if 2 * sum(shares[m.name] for m in members) <= sum(shares[m.name] for m in known):
             raise Violation(f"no solo: {number} made step {state.epoch} with {len(members)} of {len(known)}")
         group = frozenset(m.number for m in self.machines if m.honest and m.peer_id in commit.members)
-        self._groups[state.before].add(group)
-        if apart := [sorted(other) for other in self._groups[state.before] if not other & group]:
+        self._groups[before].add(group)
+        if apart := [sorted(other) for other in self._groups[before] if not other & group]:
             raise Violation(f"no two groups: {sorted(group)} and {apart} made step {state.epoch} from one state")
-        if self._made.setdefault((state.before, group_id), digest) != digest:
+        if self._made.setdefault((before, group_id), digest) != digest:
             raise Violation(
                 f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"
             )
@@ -145,8 +161,8 @@ class Watch:
             if (other.peer_id in commit.listening) == other.client:
                 raise Violation(f"joins: {machine.number} took what the leader said of {other.number} for true")
         self._check_words(machine, commit)
-        there = [one.collaboration.averager._rounds.get(group_id) for one in self.machines if one.starts]
-        origin = next((one.origin for one in there if one is not None and one.origin is not None), None)
+        rounds = [one.collaboration.averager._rounds.get(group_id) for one in self.machines if one.starts]
+        origin = next((one.origin for one in rounds if one is not None and one.origin is not None), None)
         if self._valid and origin is not None:
             self._check_shares(machine, origin)
         for honest in (other for other in self.machines if other.honest):
@@ -214,7 +230,7 @@ class Watch:
             idle = sum(weights[number] == 0.0 or self._gave_nothing(commit, number) for number in members.values())
             if len(members) >= FEWEST and 2 * (counted.sum() + idle) <= len(members):
                 words = f"validity: {machine.number} counted {counted.sum()} of {len(members)} members"
-                self._few[machine.state.epoch, machine.state.digest] = words
+                self._few[machine.era, machine.state.epoch, machine.state.digest] = words
             if counted[[n for n in range(len(shares)) if n not in members.values()]].any():
                 raise Violation(f"validity: {machine.number} counted somebody outside of its round")
             known = counted & ~np.isnan(weights) & (weights > 0.0)
@@ -240,20 +256,21 @@ class Watch:
 
         Raises Violation for what a majority lost, and for what half of a round made and stays.
         """
-        count, final = 0, {(m.state.epoch, m.state.digest) for m in self.machines if m.honest and m.alive}
+        alive = [machine for machine in self.machines if machine.honest and machine.alive]
+        count, final = 0, {(machine.era, machine.state.epoch, machine.state.digest) for machine in alive}
         kept = set(final)
-        parents = {(state[0] + 1, digest): state for state, went in self.history.items() for digest in went}
+        parents = {(e, step + 1, new): (e, step, old) for (e, step, old), went in self.history.items() for new in went}
         while final := {parents[state] for state in final if state in parents}:
             kept |= final
         if words := next((words for state, words in self._few.items() if state in kept), ""):
             raise Violation(words)
-        for state, went in self.history.items():
+        for (era, step, _), went in self.history.items():
             for digest, numbers in went.items():
-                if len(went) > 1 and (state[0] + 1, digest) not in kept:
-                    held = any(m.alive and m.keeps for m in self.machines if m.number in numbers)
+                if len(went) > 1 and era == self.era and (era, step + 1, digest) not in kept:
+                    held = any(m.keeps for m in alive if m.number in numbers)
                     count += held
                     shares = _voices(machine for machine in self.machines if machine.honest)
-                    made = sum(shares[self.machines[number].name] for number in numbers)
+                    made = sum(shares.get(self.machines[number].name, 0) for number in numbers)  # some are banned
                     if held and 2 * made > sum(shares.values()):
-                        raise Violation(f"durability: step {state[0] + 1}, which {sorted(numbers)} made, is lost")
+                        raise Violation(f"durability: step {step + 1}, which {sorted(numbers)} made, is lost")
         return count

@@ -5,30 +5,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
 from simulation.network import Dht, Network, Node
-from simulation.state import SimulatedState, gradient_of
+from simulation.organiser import AUTHORITY, Holder, Orders, pass_of
+from simulation.state import SimulatedState, SimulatedTree, gradient_of
 from simulation.virtual import Process, VirtualClock
 
-from tt_cli.identity.passes import Pass, public_text, sign
+from tt_cli.identity.passes import RollBack, public_text
 from tt_cli.run import DalleRun, RunConfig, load_run
 from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.membership.admission import Admission
-from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter, UploadMeter
+from tt_cli.swarm.shared_memory import StateBuffer
+from tt_cli.swarm.shared_state import StateLoader
 
 SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
 EXPIRATION = 20.0
@@ -70,26 +71,6 @@ class SimulatedRun(DalleRun):
     """A run whose identity need not be computed at each look."""
 
     identity: ClassVar[str] = "simulated-00000000"  # type: ignore[misc]
-
-
-AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(32))
-
-
-@functools.lru_cache
-def pass_of(peer_id: str, user: str) -> str:
-    """What this peer shows in a closed run, for ever."""
-    return sign(Pass(user, peer_id, SimulatedRun.identity, 0.0, 1e11), AUTHORITY)
-
-
-class Holder(Admission):
-    """One that has this pass."""
-
-    def __init__(self, run: RunConfig, shown: str):
-        super().__init__(run)
-        self._shown = shown
-
-    def mine(self) -> str:
-        return self._shown
 
 
 @functools.lru_cache
@@ -160,6 +141,7 @@ class WaitingAccumulator(Accumulator):
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
+    keeps: it has all of its states on its disk, as an auxiliary peer has many. orders: see `Orders`.
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
     whose it is, in a closed run; "" in an open one.
@@ -173,9 +155,13 @@ class Machine:
         self._line, self.idle, self._waits = ways.get("line"), ways.get("idle", False), ways.get("waits", False)
         self.user: str = ways.get("user", "")
         self._gradients = ways.get("gradients") or gradient_of(number)
-        self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
+        self._orders_type: type[Orders] = ways.get("orders", Orders)
+        self.honest = self._lie is None and self._orders_type is Orders
+        self._state_type = ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
+        self.era, self.notices, self._keeping = 0, list[str](), ways.get("keeps", False)
+        self.checkpoints = dict[tuple[int, str], None]()
         self.error: BaseException | None = None
         self.starts = 0
 
@@ -206,19 +192,41 @@ class Machine:
 
     async def _begin(self, node: Node) -> None:
         self.clock, identity = VirtualClock(self._skew), identity_of(self.number)
-        membership = Holder(self.run, pass_of(self.name, self.user) if self.user else "")
-        dht: Any = Dht(node, membership, self.client, self.dht)
+        dht: Any = Dht(node, self.holder(), self.client, self.dht)
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
         first = key_of(0 if self.number else 1).peer_id
         known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
         while self.starts > 1 and not self.network.reaches(self.number):
             await asyncio.sleep(JOIN_SECONDS)
         access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
-        about, orders = About(micro_batch=SAMPLES, user=self.user), OrganiserOrders(membership, Path("/nonexistent"))
+        about, orders = About(micro_batch=SAMPLES, user=self.user), self._orders_type(dht.membership, self)
         hear = functools.partial(self._hear, node.process)
         sums = self.accumulator()
         self.collaboration = Collaboration(self.run, access, self.state, about, hear, orders, accumulator=sums)
         self.clock.thread(self._train, "trainer")
+
+    def holder(self) -> Holder:
+        """What one of its processes knows of passes and notices."""
+        shown = pass_of(self.name, self.user, self.run.identity) if self.user else ""
+        return Holder(self.run, shown, self.notices)
+
+    def ways_back(self, order: RollBack) -> Iterator[StateLoader]:
+        """Its disk, or what the organiser has published."""
+        tree = SimulatedTree(order.step, order.digest)
+        if order.source or tuple(tree) in self.checkpoints:
+
+            def load() -> tuple[SimulatedTree, StateBuffer, str]:
+                buffer = StateBuffer.new()
+                tree.write_into(buffer.write)
+                return tree, buffer, "a checkpoint"
+
+            yield load
+
+    def leave(self, order: RollBack) -> None:
+        """Set aside what it has of later steps."""
+        self.checkpoints = {state: None for state in self.checkpoints if state[0] <= order.step}
+        if self.backup[0] > order.step:
+            self.backup = max(self.checkpoints, default=(0, "00"))
 
     def accumulator(self) -> Accumulator | None:
         """One that a round has, where it is not a collaboration's own."""
@@ -234,7 +242,7 @@ class Machine:
             collaboration.synchronise()
             while not self.process.dead:
                 self.clock.sleep(self._pace)
-                if self.idle or not collaboration.ready:
+                if self.idle or not collaboration.ready or collaboration.orders.paused:
                     collaboration.stand_by()
                 else:
                     collaboration.step(self.gradients(), SAMPLES, loss, {})
@@ -247,6 +255,8 @@ class Machine:
         if isinstance(event, Round):
             self.last_round = event
         elif isinstance(event, Step) and not process.dead:
+            if self._keeping:
+                self.checkpoints[self.state.epoch, self.state.digest] = None
             self._watch(self, event, self.last_round.outcome == "alone")
 
     def stop(self, start: float, stop: float, part: str = "") -> None:

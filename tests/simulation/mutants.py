@@ -170,6 +170,10 @@ MUTANTS = {
     "selection: who spoiled a round stays out": Mutant(
         "participants.selector", "if SPOILED in result.problem or TOO_FEW in result.problem:", "if False:", "partition"
     ),
+    "orders: one who votes alone undoes them": Mutant("records.publisher", "self._absent())", "())", "orders"),
+    "orders: who missed one is followed": Mutant(
+        "records.publisher", "known[1] > now and known[0].era == era}", "known[1] > now}", "orders"
+    ),
     "memory: rounds are kept": Mutant(
         "averager", "for old in list(self._rounds)[:-KEPT_GROUPS]:", "for old in ():", "calm"
     ),

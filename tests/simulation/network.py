@@ -25,6 +25,7 @@ from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
 from simulation.lines import WINDOW, Lines
 from simulation.virtual import Answer, Process, wait_on
 
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.connectivity import PING_SECONDS
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -215,7 +216,7 @@ Lie = Callable[["Node", PeerID, str, Any], Any]
 class Node:
     """One machine's libp2p node, as hivemind's servicers and stubs use it. liar: makes of a message what it sends.
 
-    limiter: paces its streams.
+    limiter: paces its streams. membership: its pass, and of whom it takes one; without, of everybody.
     """
 
     def __init__(
@@ -231,6 +232,7 @@ class Node:
         self.liar: Lie | None = None
         self.told: deque[tuple[str, bool, bytes]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
+        self.membership: Admission | None = None
         self.dht: Dht | None = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
@@ -251,9 +253,15 @@ class Node:
             raise
 
     def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any]:
+        """As a door of a closed run: with the pass of who calls."""
         there = self.network.nodes[peer]
         if there.process.dead or method not in there._handlers:
             raise Broken("nobody answers")
+        if there.membership is not None and self.membership is not None:
+            try:
+                there.membership.admit(self.membership.mine(), str(self.peer_id))
+            except NotAdmitted as error:
+                raise Broken(str(error)) from None
         return there, there._handlers[method][0]
 
     async def call_protobuf_handler(self, peer: PeerID, name: str, input: Any, output_type: Any) -> Any:
@@ -417,15 +425,11 @@ class Dht:
         return self._later(lambda: self._found(key))
 
     def _found(self, key: str) -> ValueWithExpiration[Any] | None:
-        found = {subkey: ValueWithExpiration(value, 0.0) for subkey, value in self.seen(key).items()}
+        newest = {subkey: self._newest(entries) for subkey, entries in self.node.network.records[key].items()}
+        found = {subkey: seen for subkey, seen in newest.items() if seen is not None}
         return ValueWithExpiration(found, 0.0) if found else None
 
-    def seen(self, key: str) -> dict[Any, Any]:
-        """Subkey → value of what is seen from here now."""
-        newest = {subkey: self._newest(entries) for subkey, entries in self.node.network.records[key].items()}
-        return {subkey: value for subkey, value in newest.items() if value is not None}
-
-    def _newest(self, entries: list[tuple[float, int, Any, float]]) -> Any:
+    def _newest(self, entries: list[tuple[float, int, Any, float]]) -> ValueWithExpiration[Any] | None:
         network, me = self.node.network, self.node.number
         for at, writer, value, expires in reversed(entries):
             if expires < network.now:
@@ -434,7 +438,7 @@ class Dht:
             while cut := next((cut for cut in network.cuts if cut.parts(writer, me, seen)), None):
                 seen = cut.stop
             if writer == me or seen <= network.now:
-                return value
+                return ValueWithExpiration(value, expires)
         return None
 
     def run_coroutine(self, ping: Any, return_future: bool) -> Answer:

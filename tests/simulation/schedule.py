@@ -7,7 +7,8 @@ consensus, what is believed); `ParticipantSelector` with no-shows and stragglers
 (a state has four small chunks); what `ConnectivityMonitor` makes of pings.
 
 What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. In closed
-runs records and joins show real passes, which calls do not. There are no roll-backs and no auxiliary peers.
+runs records and joins show real passes, which calls do not; the organiser's notices are real, too. There are no
+auxiliary peers: one trainer has all of its states on its disk.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ import torch
 from hivemind.dht.crypto import RSASignatureValidator
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import EXPIRATION, PARTS, ClaimedLine, Machine, key_of, run_of
+from simulation.machine import EXPIRATION, PARTS, ClaimedLine, Machine, SimulatedRun, key_of, run_of
 from simulation.network import Cut, Line, Network
+from simulation.organiser import Defiance, Organiser
 from simulation.virtual import EPOCH, in_virtual_time
 
 from tt_cli.swarm.records.publisher import peers_key
 
+KEEPER = 0  # the member that has all of its states on its disk
 FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 2  # that all make when the faults are over: the first may have been under way
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.25
 WRITING_SECONDS = 2.0  # between two records of who does not exist
 STALLS = (0.3, 1.0, 2.0, 4.0, 6.0, 10.0, 25.0)  # seconds in which a machine, or a process of it, hangs
+DEFIED = 0.5  # of the schedules with orders: somebody says to have gone back and has not
 UNEVEN = 0.5  # of the schedules have lines that differ, and half of these, without liars, somebody without samples
 UPLOADS = (0, 1_000, 5_000, 20_000)  # kbit/s that a line says it carries
 DEADLY = (*["rpc_aggregate_part"] * 3, "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
@@ -54,7 +58,8 @@ class Scenario:
     seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
     third of them. users: in a closed run, of so many users, one of whom has all other peers; then one user lies, with
     all of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
-    members compute nothing while a round has their gradient, as with local steps.
+    members compute nothing while a round has their gradient, as with local steps. orders: of the organiser, to pause,
+    to go back, or that somebody is banned; then each member has a user of its own.
     """
 
     loss: float = 0.0
@@ -73,6 +78,7 @@ class Scenario:
     skew: float = 0.0
     liars: tuple[str, ...] = ()
     phantoms: int = 0
+    orders: int = 0
     users: tuple[int, ...] = ()
     aggregation: str = "mean"
     waits: bool = False
@@ -113,6 +119,7 @@ SCENARIOS = {
         aggregation="centered_clip",
         sizes=(4, 4, 4, 5, 7),
     ),
+    "orders": Scenario(loss=0.002, cuts=1, crashes=2, clients=1, orders=3, seconds=15.0),
     "users": Scenario(loss=0.005, cuts=1, moments=2, crashes=2, users=(3, 3, 4, 5), sizes=(5, 6, 7, 8)),
     "lying user": Scenario(
         users=(4, 4, 5),
@@ -137,11 +144,12 @@ SCENARIOS = {
 class Fault:
     """One thing that goes wrong.
 
-    kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms, user.
+    kind: cut, moment, death, silence, crash, stop, slow, client, skew, liar, phantoms, user, order, defy.
     about: numbers of members; of a death or a silence, who sends the message. how: of these and a moment, the method
     with whose message it begins, and its number; stop: after how many seconds it is over. Of a crash: "for good", or
     "newest" where the backup is of the state that the member held last. Of a stop: the process that hangs, "" for all.
-    Of a user: about its peers.
+    Of a user: about its peers. Of an order: about those who hear it from the authority; "pause", "ban NUMBER", or "back
+    PART" and "published PART", of the states that there are until then.
     """
 
     kind: str
@@ -211,6 +219,19 @@ class Schedule:
             start, part = entropy.uniform(first, last - 1.0), entropy.choice(["", "", *PARTS])
             stop = min(last, start + entropy.choice(STALLS))
             faults.append(Fault("stop", (entropy.randrange(count),), start, stop, part))
+        if most.orders:  # nobody but the keeper is sure to have the state of one
+            faults = [replace(f, how="") if f.kind == "crash" and f.about == (KEEPER,) else f for f in faults]
+            gone = {number for fault in faults if fault.how == "for good" for number in fault.about}
+        for _ in range(entropy.randint(1, most.orders) if most.orders else 0):
+            hearing = {*entropy.sample(everybody, entropy.randint(1, count))}
+            hearing |= {KEEPER} if hearing <= gone else set()
+            back = f"{entropy.choice(['back', 'back', 'published'])} {entropy.uniform(0.0, 1.0):.2f}"
+            how = entropy.choice([back, back, back, "pause", f"ban {entropy.randrange(1, count)}"])
+            faults.append(Fault("order", tuple(sorted(hearing)), *times(6.0), how))
+        if most.orders and count > 3 and entropy.random() < DEFIED:
+            defying = entropy.sample(range(1, count), entropy.randint(1, (count - 1) // 3))
+            # who begins anew just then knows nobody, and may follow one who defies the order
+            faults = [f for f in faults if f.kind != "crash"] + [Fault("defy", (number,)) for number in defying]
         return cls(seed, scenario, count, tuple(faults))
 
     def smaller(self) -> Iterator[Schedule]:
@@ -284,7 +305,8 @@ async def _run(schedule: Schedule, log: bool) -> Result:
             method, number = fault.how.split()
             network.moments[method, int(number)] = frozenset(fault.about), fault.stop
     entropy = random.Random(f"members {schedule.seed}")
-    run_file = run_of(schedule.members, scenario.aggregation, bool(scenario.users))
+    closed, organiser = bool(scenario.users or scenario.orders), Organiser(SimulatedRun.identity)
+    run_file = run_of(schedule.members, scenario.aggregation, closed)
     machines: list[Machine] = []
     watch = Watch(machines, scenario.aggregation == "mean")
     ways: list[dict[str, Any]] = [
@@ -295,8 +317,11 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         for each in ways:
             each["line"] = ClaimedLine(lines.choice(UPLOADS))
         ways[-1]["idle"] = schedule.members > 2 and not scenario.liars and lines.random() < UNEVEN
-    for number in range(schedule.members if scenario.users else 0):
+    for number in range(schedule.members if closed else 0):
         ways[number]["user"] = f"user{number}"
+    ways[KEEPER]["keeps"] = bool(scenario.orders)
+    for number, _ in schedule.about("defy"):
+        ways[number]["orders"] = Defiance
     for number, _ in schedule.about("user"):
         ways[number]["user"] = "one"
     for number, _ in schedule.about("client"):
@@ -319,6 +344,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         outside = contextvars.copy_context()  # of the machine that sends the message
         network.deaths[method, int(count)] = functools.partial(outside.run, _die, machines, fault, until, crashes)
     written = [asyncio.create_task(_write(machines, f)) for f in schedule.faults if f.kind == "phantoms"]
+    written += [asyncio.create_task(_order(watch, organiser, f)) for f in schedule.faults if f.kind == "order"]
     goal, words, deadline = 0, "", until + PROGRESS_SECONDS
     while not words:
         await asyncio.sleep(LOOK_SECONDS)
@@ -333,11 +359,12 @@ async def _run(schedule: Schedule, log: bool) -> Result:
             words = f"a defect: of a liar: {network.defect!r}"
         elif loop.time() >= until:
             goal = goal or watch.top + STEPS_AFTER
-            states = {(machine.state.epoch, machine.state.digest) for machine in honest}
-            if len(honest) < 2 or (len(states) == 1 and min(states)[0] >= goal):
+            states = {(machine.era, machine.state.epoch, machine.state.digest) for machine in honest}
+            if len(honest) < 2 or (len(states) == 1 and min(states)[:2] >= (watch.era, goal)):
                 break  # who is left alone may have to wait for the others for ever
             if loop.time() > deadline:
-                words = f"progress: {sorted((m.number, m.state.epoch, m.state.digest[:6]) for m in honest)}, not {goal}"
+                there = sorted((m.number, m.era, m.state.epoch, m.state.digest[:6]) for m in honest)
+                words = f"progress: {there}, not {watch.era}, {goal}"
     overruled = 0
     try:
         overruled = watch.overruled() if not words else 0
@@ -372,6 +399,23 @@ async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.stop - fault.start)
     if fault.how != "for good":
         machine.start()
+
+
+async def _order(watch: Watch, organiser: Organiser, fault: Fault) -> None:
+    await asyncio.sleep(fault.start)
+    machines, (what, *which) = watch.machines, fault.how.split()
+    hearing = [machines[number] for number in fault.about]
+    if what == "pause":
+        organiser.say(hearing, paused="new data are coming")
+        await asyncio.sleep(fault.stop - fault.start)
+        organiser.say(hearing, paused="")
+    elif what == "ban":
+        machines[int(which[0])].honest = False  # from now on it is no member, whatever it does
+        organiser.ban(hearing, machines[int(which[0])].name)
+    elif machines[KEEPER].era == organiser.era and (states := sorted(machines[KEEPER].checkpoints)):
+        step, digest = states[int(float(which[0]) * (len(states) - 1))]
+        organiser.take_back(hearing, step, digest, "acme/run" if what == "published" else "")
+        watch.taken_back(step)
 
 
 async def _write(machines: list[Machine], fault: Fault) -> None:

@@ -56,6 +56,10 @@ class SimulatedTree(NamedTuple):
     def manifest(self) -> bytes:
         return msgpack.packb((self.step, self.digest))
 
+    def write_into(self, write: Callable[[int, bytes], object]) -> None:
+        for index in range(len(self)):
+            write(self.place(index)[0], self.chunk(index))
+
 
 def read_tree(manifest: bytes) -> SimulatedTree:
     """The tree of a manifest. Raises ValueError."""
@@ -106,7 +110,5 @@ class SimulatedState:
         return read_tree(manifest)
 
     def write_into(self, write: Callable[[int, bytes], object]) -> SimulatedTree:
-        tree = self.tree
-        for index in range(len(tree)):
-            write(tree.place(index)[0], tree.chunk(index))
-        return tree
+        self.tree.write_into(write)
+        return self.tree

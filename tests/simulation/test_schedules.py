@@ -16,10 +16,10 @@ from simulation.schedule import SCENARIOS, Fault, Schedule, run
 pytestmark = pytest.mark.slow
 
 COUNTS = {  # scenario → schedules
-    **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 210, "split": 140, "moment": 140},
-    **{"long": 15, "hang": 140, "everything": 260, "pair": 250, "local steps": 50, "stall": 30},
+    **{"calm": 30, "lossy": 150, "crash": 150, "restart": 90, "partition": 180, "split": 140, "moment": 140},
+    **{"long": 15, "hang": 140, "everything": 260, "pair": 220, "local steps": 50, "stall": 30},
     **{"reducer": 90, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
-    **{"users": 30, "lying user": 30},
+    **{"users": 30, "lying user": 30, "orders": 60},
     **{"liar": 70, "donor": 50, "liar of two": 40, "wrong": 50, "leader": 50, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly
@@ -115,6 +115,27 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
             Fault("stop", (1,), 24.13852488986498, 30.13852488986498),
         ),
     ),
+    Schedule(
+        65,
+        "orders",
+        4,
+        (
+            Fault("cut", (1, 2, 3), 5.078865031755461, 8.081958191212266),
+            Fault("client", (3,)),
+            Fault("order", (2,), 6.081053483135538, 6.343835604065485, "back 0.10"),
+        ),
+    ),
+    Schedule(
+        69,
+        "orders",
+        5,
+        (
+            Fault("cut", (2,), 7.484283900762284, 9.52708361285881, "one way"),
+            Fault("client", (3,)),
+            Fault("order", (0,), 9.459456058751012, 9.91654214431445, "published 0.57"),
+            Fault("defy", (4,)),
+        ),
+    ),
     Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,
@@ -165,7 +186,7 @@ def test_bugs_that_are_put_in_are_found(name: str) -> None:
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     code = (
         "from simulation.schedule import Schedule, run\n"
-        "for name in ('everything', 'liar', 'stall', 'users'):\n"
+        "for name in ('everything', 'liar', 'stall', 'users', 'orders'):\n"
         "    result = run(Schedule.drawn(7, name))\n"
         "    print(result.digest, result.violation, result.steps, result.seconds, result.messages)\n"
     )

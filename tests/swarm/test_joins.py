@@ -132,6 +132,18 @@ def test_all_find_the_same_leader_among_those_who_accept_connections() -> None:
     assert RoundPlan.of("5_aa", records[:1], {}).leader == ""
 
 
+def test_who_have_met_unlike_members_seek_one_leader_in_every_second_turn() -> None:
+    """Else each of two that lead by their own count could wait for the others for as long as both are there."""
+    records = [record(peer_id=name, client_mode=name == "d") for name in "abcd"]
+    counts = ({"a": 1, "b": 1, "d": 1}, {"a": 1, "c": 1, "d": 1}, dict.fromkeys("abcd", 1))
+    leaders = set()
+    for turn in range(40):
+        led = {RoundPlan.of("5_aa", records, voices, turn, records).leader for voices in counts}
+        assert len(led) == 1 or turn % 2 == 0
+        leaders |= led if turn % 2 else set()
+    assert leaders == set("abc")
+
+
 def test_newcomers_seek_the_leader_that_those_seek_who_have_made_steps() -> None:
     records = [record(peer_id=name, vote=name in "ab") for name in MEMBERS]
     for step in range(32):

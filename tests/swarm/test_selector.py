@@ -259,6 +259,19 @@ def test_who_leaves_audits_unanswered_is_named_for_longer_each_time() -> None:
     assert not mine.slow, "long ago"
 
 
+def test_nobody_is_left_out_until_a_step_that_the_run_was_taken_back_from() -> None:
+    """Which may be thousands of steps away again. Who is proven guilty stays out."""
+    mine, silent = company("b", "c", "d", guilty=("d",)), RoundResult(complete=True, doubts={"c": "hides its inputs"})
+    for epoch in (4999, 5000):
+        mine.stepped(epoch, silent)
+    mine.ended(RoundResult(rejected={"b": "sent nonsense"}), (), (), 5000)
+    assert mine.plan(view("b", "c", "d"), *HERE).members == {"me", "c"} and mine.slow == {"c": 5010}
+    mine.went_back()
+    assert mine.plan(view("b", "c", "d"), *HERE).members == {"me", "b", "c"} and not mine.slow
+    mine.stepped(6, silent)
+    assert not mine.slow, "nor is it known any more who was silent once"
+
+
 def test_rounds_that_fail_for_long_are_led_by_one_after_the_other_for_all_alike() -> None:
     """Until then the state says who leads: whoever failed once is as likely right as wrong."""
     names, leaders = ["me", "b", "c"], [dict[float, str](), dict[float, str]()]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hivemind.utils.timed_storage import ValueWithExpiration
 from peer.states import trained
-from swarm.made import record
+from swarm.made import SteppedClock, record
 from swarm.test_takeover import publisher, take_over
+from testbed.passes import Issuer
 
 from tt_cli.identity.passes import Notice, RollBack, era_of
+from tt_cli.run import load_run
 from tt_cli.supervisor.events import Event, Log, Synchronised
+from tt_cli.swarm.membership.control_notices import EVERY_SECONDS, LIFE_SECONDS, ControlNotices
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.records.publisher import SwarmState
 
@@ -82,3 +88,23 @@ def test_a_peer_without_the_checkpoint_waits_for_one_who_has_it() -> None:
     assert not said  # nobody has it yet: nothing failed
     assert not taking.go_back(order, SwarmState.of([record("a", epoch=2, digest="aa")]))
     assert mine.epoch == 4
+
+
+def test_a_notice_is_passed_on_before_it_would_be_gone_and_not_at_each_look() -> None:
+    hears: Any = Hears()
+    hears.notice_text, hears.hear = lambda: "signed", lambda text: False
+    stored: list[float] = []
+    clock, run = SteppedClock(), Issuer().closed(load_run("emoji"))
+
+    def found(key: str, **_: object) -> SimpleNamespace:
+        kept = {1: ValueWithExpiration("signed", stored[-1])} if stored else {}
+        return SimpleNamespace(done=lambda: True, result=lambda: ValueWithExpiration(kept, 0.0) if kept else None)
+
+    def store(key: str, *, expiration_time: float, **_: object) -> None:
+        stored.append(expiration_time)
+
+    notices = ControlNotices(run, SimpleNamespace(membership=hears, get=found, store=store), clock)  # type: ignore[arg-type]
+    for _ in range(int(2 * LIFE_SECONDS / EVERY_SECONDS)):
+        notices.look()
+        clock.now += EVERY_SECONDS + 1.0
+    assert 3 <= len(stored) <= 5 and all(later - before > LIFE_SECONDS / 2 for before, later in pairwise(stored))

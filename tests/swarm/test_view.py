@@ -176,6 +176,23 @@ def test_nobody_goes_back_to_what_one_of_many_holds_because_it_is_in_the_middle(
     assert SwarmState.of([*asleep, voter("e", epoch=9, digest="99"), *awake]).leads(12, "cc"), "half of all hold it"
 
 
+def test_one_that_votes_alone_after_an_order_to_go_back_does_not_undo_it() -> None:
+    """Nobody else votes before its first step: until then those who voted before count for the state of the order."""
+    absent = [record(name, epoch=10, digest="aa", vote=True) for name in "abcde"]
+    back = [record(name, epoch=10, digest="aa") for name in "ab"]
+    defies = record("e", epoch=50, digest="ee", vote=True)
+    assert state(SwarmState.of([defies, *back])) == (50, "ee")
+    first = SwarmState.of([defies, *back], absent)
+    assert state(first) == (10, "aa") and not first.leads(10, "aa") and first.donors() == ["a", "b"]
+    alone = SwarmState.of([defies], absent)
+    assert state(alone) == (10, "aa") and not alone.donors(), "though nobody can hand it over yet"
+    went_on = [record(name, epoch=11, digest="bb", vote=True) for name in "abc"]
+    assert state(SwarmState.of([defies, *went_on[:1], *back[1:]], absent)) == (10, "aa")
+    assert state(SwarmState.of([defies, *went_on], absent)) == (11, "bb")
+    elsewhere = [record(name, epoch=11, digest="bb") for name in "cd"]
+    assert {one.peer_id for one in SwarmState.of([defies, *back, *elsewhere], absent).absent} == {"a", "b"}
+
+
 def test_who_is_far_ahead_of_all_others_comes_back() -> None:
     view = SwarmState.of([voter("a"), voter("b"), voter("me", epoch=9, digest="dd")])
     assert view.leads(9, "dd") and not view.leads(7, "dd"), "a late look at the records explains two steps"

@@ -61,7 +61,8 @@ class CatchUp:
     def attainable(self, view: SwarmState) -> SwarmState:
         """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
         false = self.false_among(view) if self._false else ()
-        return SwarmState.of(record for record in view.records if record.peer_id not in false) if false else view
+        records = (record for record in view.records if record.peer_id not in false)
+        return SwarmState.of(records, view.absent) if false else view
 
     def false_among(self, view: SwarmState) -> frozenset[str]:
         """Those who handed over a false state. Where they are half of all it is rather this peer that is wrong."""
@@ -94,13 +95,7 @@ class CatchUp:
         for loader in self._ways_back(order):
             if self._become(loader, lambda step, digest: (step, digest) == (order.step, order.digest)):
                 return True
-
-        def of_this_era(tree: Tree) -> bool:
-            """The averager's process may not know of the order yet, and believe those who do not either."""
-            digests = {record.digest for record in (*view.records, *self._look().records)}
-            return tree.digest in digests | {order.digest}
-
-        return bool(view.donors()) and self.take_state(of_this_era)
+        return bool(view.donors()) and self.take_state()
 
     def make_steps(self, view: SwarmState, timeout: float = AVERAGE_SECONDS) -> bool:
         """Make the steps that the others made from this state to the view's, with their averages.
@@ -149,7 +144,7 @@ class CatchUp:
 
     def take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True, *, replays: bool = True) -> bool:
         """Take the others' state, if it is wanted. replays: make the steps, too, that they make meanwhile."""
-        started = self._averager.clock.monotonic()
+        started, view = self._averager.clock.monotonic(), self._look()
         self.ask_anew.clear()
         try:
             progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
@@ -159,7 +154,8 @@ class CatchUp:
                     STATE_SECONDS,
                     progress,
                     at_once=self._at_once,
-                    without=self.false_among(self._look()),
+                    without=self.false_among(view),
+                    absent=view.absent,
                 )
                 with taken.chunks:
                     if not wanted(taken.tree):

@@ -500,11 +500,12 @@ class Collaboration:
         """Come to the state that the organiser ordered; what was computed since belongs to another one."""
         self._matchmaker.drop()
         self._accumulator.forget()
+        self.averager.era = order.order
         self.round_log.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
             self._accumulator.give_back(self.averager.local)
             self.orders.done(order)
-            self.averager.era = self.orders.era
+            self._selector.went_back()
             self._publish()
             self._trains()
         else:

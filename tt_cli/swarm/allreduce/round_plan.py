@@ -71,17 +71,25 @@ class RoundPlan:
 
     @classmethod
     def of(
-        cls, state_key: str, records: Sequence[PeerRecord], voices: Mapping[str, Fraction | int], turn: int = 0
+        cls,
+        state_key: str,
+        records: Sequence[PeerRecord],
+        voices: Mapping[str, Fraction | int],
+        turn: int = 0,
+        here: Iterable[PeerRecord] = (),
     ) -> RoundPlan:
         """A round of the peers of these records, led by one of those that accept connections, who has a voice if any.
 
-        And votes, if more do than may lie: newcomers know no others. voices, turn: see `RoundPlan` and `leader_of`.
+        And votes, if more do than may lie: newcomers know no others. In every second turn it is any of `here`, who hold
+        the state: of these all know alike. voices, turn: see `RoundPlan` and `leader_of`.
         """
         members = frozenset(record.peer_id for record in records)
         able = [record for record in records if not record.client_mode]
         able = [record for record in able if voices.get(record.peer_id)] or able
         voting = [record for record in able if record.vote]
         leading = voting if len(voting) > liars_among(len(able)) else able
+        if turn % 2:
+            leading = [record for record in here if not record.client_mode] or leading
         leader = leader_of(state_key, tuple(record.peer_id for record in leading), turn)
         swarm = sum(voices.values()) if voices else len(members)
         return cls(state_key, members, leader, swarm, voices)

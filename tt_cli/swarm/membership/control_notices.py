@@ -7,7 +7,6 @@ signature. A higher number replaces a lower one, and nothing goes back.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from hivemind.dht import DHT
@@ -47,11 +46,12 @@ class ControlNotices:
 
     def _take(self, found: object) -> None:
         entries = found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else {}
-        texts = [entry.value for entry in entries.values() if isinstance(entry, ValueWithExpiration)]
-        for text in texts:
-            if isinstance(text, str):
-                self._membership.hear(text)
+        kept = [entry for entry in entries.values() if isinstance(entry, ValueWithExpiration)]
+        for entry in kept:
+            if isinstance(entry.value, str):
+                self._membership.hear(entry.value)
         newest, text = self._membership.notice(), self._membership.notice_text()
-        if newest is not None and (text not in texts or random.random() < 2 * EVERY_SECONDS / LIFE_SECONDS):
-            until = self._clock.dht_time() + LIFE_SECONDS
+        until = self._clock.dht_time() + LIFE_SECONDS
+        lasts = max((entry.expiration_time for entry in kept if entry.value == text), default=0.0)
+        if newest is not None and lasts < until - LIFE_SECONDS / 2:  # who looks first passes it on again
             self._dht.store(self._key, subkey=newest.number, value=text, expiration_time=until, return_future=True)

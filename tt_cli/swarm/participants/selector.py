@@ -48,6 +48,7 @@ class ParticipantSelector:
         self._clock, self._showed_at = clock or Clock(), -math.inf
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
+        self._patience = patience
         self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = self._clock.monotonic()
         self._silences: dict[str, list[int]] = {}  # peer id → the steps after which it left an audit unanswered
@@ -83,7 +84,7 @@ class ParticipantSelector:
             self._state_key, self._fails_since = key, math.inf
         now = self._clock.dht_time()
         stuck = self._clock.monotonic() >= self._fails_since + self._turn
-        plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0)
+        plan = RoundPlan.of(key, [*own, *others], shares, 1 + int(now / self._turn) if stuck else 0, here)
         told = [self._board.told] if self._board.told is not None else []  # its own claim is bounded there, too
         steps, allowed = bool(counted & self._met), claim_limits([*told, *others], now)
         return replace(plan, steps=steps, newcomer=newcomer, avoided=self.shunned, welcome=welcome, allowed=allowed)
@@ -187,3 +188,8 @@ class ParticipantSelector:
         self.no_shows.forgive()
         self.slow = {}
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}
+
+    def went_back(self) -> None:
+        """The run was taken back: what was to last until a step that it had made already would last for very long."""
+        self.forgive()
+        self._stragglers, self._silences = StragglerDetector(self._patience), {}

@@ -34,7 +34,8 @@ class SwarmState:
     """The swarm as its members' records tell it. (epoch, digest): the state that most hold.
 
     claiming: peer ids of those whose records name a step that the run does not have; they are not among the records.
-    boasting: of those whose records claim work that nobody can have done; so much of it counts as can be.
+    boasting: of those whose records claim work that nobody can have done; so much of it counts as can be. absent: votes
+    for the state of an order to go back, of those who voted before it and do not yet again.
     The digest is "" while none has the votes, as for the moment in which members step one after the other.
     """
 
@@ -43,19 +44,23 @@ class SwarmState:
     digest: str
     claiming: frozenset[str] = frozenset()
     boasting: frozenset[str] = frozenset()
+    absent: tuple[PeerRecord, ...] = ()
 
     @classmethod
-    def of(cls, records: Iterable[PeerRecord]) -> SwarmState:
-        """One record of each peer."""
+    def of(cls, records: Iterable[PeerRecord], absent: Iterable[PeerRecord] = ()) -> SwarmState:
+        """One record of each peer. absent: votes, where their owners' records have none and name no other state."""
         records = tuple(records)
-        voters = voters_among(records)
+        there = {record.peer_id: (record.vote, record.state) for record in records}
+        absent = tuple(r for r in absent if there.get(r.peer_id, (False, r.state)) == (False, r.state))
+        voters = voters_among(records, absent)
         if not voters:
             return cls(records, *_foremost(records))
         votes, shares = defaultdict[tuple[int, str], Fraction | int](int), voices(voters)
         for record in voters:
             votes[record.state] += shares[record.peer_id]
         believed = [state for state in votes if enough(votes[state], voters)]
-        return cls(records, *min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), "")))
+        state = min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), ""))
+        return cls(records, *state, absent=absent)
 
     def leads(self, epoch: int, digest: str) -> bool:
         """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over.
@@ -65,7 +70,7 @@ class SwarmState:
         if self.epoch == epoch:
             return bool(self.digest) and self.digest != digest and bool(self.donors())
         if epoch > self.epoch + FAR_AHEAD:
-            shares = voices(voters := _voting(self.records))
+            shares = voices(voters := _voting(self.records, self.absent))
             held = sum(shares[record.peer_id] for record in voters if record.state == (self.epoch, self.digest))
             return enough(held, voters) and bool(self.donors())
         return self.epoch > epoch and bool(self.donors())
@@ -141,14 +146,14 @@ class Vote:
         self._stored_at = self._clock()
 
 
-def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
+def voters_among(records: Iterable[PeerRecord], absent: Iterable[PeerRecord] = ()) -> list[PeerRecord]:
     """The trainers whose records decide which state is the swarm's; none while nobody votes."""
-    votes = _voting(records)
+    votes = _voting(records, absent)
     middle = _middle(votes) if votes else 0
     return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
 
 
-def _voting(records: Iterable[PeerRecord]) -> list[PeerRecord]:
+def _voting(records: Iterable[PeerRecord], absent: Iterable[PeerRecord]) -> list[PeerRecord]:
     """Those who vote, at whatever step.
 
     Trainers in client mode vote for what somebody can hand over, and for anything when there is nobody who could.
@@ -156,7 +161,7 @@ def _voting(records: Iterable[PeerRecord]) -> list[PeerRecord]:
     records = [record for record in records if record.digest]
     able = {record.state for record in records if not record.client_mode}
     votes = [record for record in records if record.role == "trainer" and record.vote]
-    return [record for record in votes if record.state in able or not able]
+    return [*(record for record in votes if record.state in able or not able), *absent]
 
 
 def voices(records: Iterable[PeerRecord]) -> dict[str, Fraction | int]:

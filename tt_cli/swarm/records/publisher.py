@@ -25,7 +25,7 @@ from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, me
 from tt_cli.swarm.membership.control_notices import LIFE_SECONDS, ControlNotices, notice_key
 from tt_cli.swarm.membership.rsa_identity import Identity, owners_of, peer_id_of
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
-from tt_cli.swarm.records.consensus import SwarmState, Vote
+from tt_cli.swarm.records.consensus import SwarmState, Vote, voters_among
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 
 __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
@@ -178,6 +178,7 @@ class PeerDirectory:
         self._pinged = self._clock.monotonic()
         self._membership = membership_at(dht)
         self._notices = ControlNotices(run, dht, self._clock)
+        self._era, self._before = 0, list[PeerRecord]()  # who voted when an order came
         self._claims = ClaimLimits(self._clock.monotonic)
         self._life = run.swarm.statistics_expiration
         self._renewal = min(RENEW_SECONDS, self._life / 3)
@@ -288,7 +289,7 @@ class PeerDirectory:
                 answered = True
             records = self._remember(read)
             with self._lock:
-                view = SwarmState.of(self._claims.bounded(records, self._peer_id))
+                view = SwarmState.of(self._claims.bounded(records, self._peer_id), self._absent())
             boasters = boasting(records, self._run.swarm.target_batch_size)
             view = replace(view, claiming=claiming, boasting=boasters)
             self._count_trainers(view)
@@ -370,6 +371,18 @@ class PeerDirectory:
         if 2 * len(silent) > len(voters):
             silent = set()
         return [r.changed(vote=False) if r.peer_id in silent else r for r, _ in self._known.values()]
+
+    def _absent(self) -> list[PeerRecord]:
+        """After an order to go back: votes of those who voted until then, for as long as they count though not seen.
+
+        Nobody votes before its first step from there: one who lies would decide alone, and could undo the order.
+        """
+        notice = self._membership.notice()
+        if notice is not None and (to := notice.rollback) is not None and to.order != self._era:
+            before, self._era = self._before or voters_among(self.view.records), to.order
+            self._before = [record.changed(epoch=to.step, digest=to.digest, vote=True) for record in before]
+        self._before = [r for r in self._before if r.peer_id in self._heard or r.peer_id == self._peer_id]
+        return self._before
 
     def _count_trainers(self, view: SwarmState) -> None:
         """Count who is seen until its record has expired, and for as long again, whenever the next look ends."""

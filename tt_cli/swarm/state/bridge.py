@@ -53,6 +53,7 @@ class StateBridge:
     taking_may_wait: Callable[[], bool]  # whether a state that is taken over leaves the line to something else for now
     traffic: torch.Tensor
     clock: Clock
+    era: int
     prefix: str
     client_mode: bool
     _line: BandwidthLimiter
@@ -87,18 +88,19 @@ class StateBridge:
         *,
         at_once: int = STREAMS,
         without: frozenset[str] = frozenset(),
+        absent: tuple[PeerRecord, ...] = (),
     ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
         timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
-        most, each of which makes a copy of its state. without: peer ids whose word and state do not count. Raises
-        NoState. May be called by one thread at a time.
+        most, each of which makes a copy of its state. without: peer ids whose word and state do not count. absent: see
+        `SwarmState`. Raises NoState. May be called by one thread at a time.
         """
         buffer, future = StateBuffer.new(), self.future_type()
         number = self._passage.send(buffer)
         self._progress.zero_()
         manifest = b"" if own is None else own.manifest()
-        self._outer_pipe.send(("_take_state", [number, manifest, future, at_once, without], {}))
+        self._outer_pipe.send(("_take_state", [number, manifest, future, at_once, without, absent, self.era], {}))
         try:
             manifest, indexes, *outcome = self._await(future, timeout, on_progress)
             tree = self._read_tree(manifest)
@@ -164,7 +166,14 @@ class StateBridge:
         return (offered["manifest"], self._passage.receive(offered["number"])) if offered else None
 
     async def _take_state(
-        self, number: int, own: bytes, future: MPFuture, at_once: int, without: frozenset[str]
+        self,
+        number: int,
+        own: bytes,
+        future: MPFuture,
+        at_once: int,
+        without: frozenset[str],
+        absent: tuple[PeerRecord, ...],
+        era: int,
     ) -> None:
         self._taking = asyncio.current_task()
         received_before, complete = 0, False
@@ -177,13 +186,14 @@ class StateBridge:
 
         def records() -> list[PeerRecord]:
             read = read_records(self._dht_of_run, self._run, self.clock.dht_time())
-            return [record for record in read if record.peer_id not in without]
+            # this process may not know of an order yet
+            return [record for record in read if record.peer_id not in without and record.era == era]
 
         try:
             taker = StateClient(
                 self._p2p,
                 self.prefix,
-                TrustedDigests(records, self._own_id),
+                TrustedDigests(records, self._own_id, absent),
                 self._passage.receive(number),
                 WantedState(
                     self._read_tree,

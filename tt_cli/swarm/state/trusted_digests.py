@@ -16,11 +16,11 @@ SIGNATURE_PAUSES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each look fo
 class TrustedDigests:
     """They may step on while a state is taken, so what was signed is remembered.
 
-    read: the newest record of each peer; it may block. own: the peer id that does not count.
+    read: the newest record of each peer; it may block. own: the peer id that does not count. absent: see `SwarmState`.
     """
 
-    def __init__(self, read: Callable[[], Sequence[PeerRecord]], own: str = ""):
-        self._read, self._own = read, own
+    def __init__(self, read: Callable[[], Sequence[PeerRecord]], own: str = "", absent: Sequence[PeerRecord] = ()):
+        self._read, self._own, self._absent = read, own, absent
         self._lock = asyncio.Lock()
         self._holders: dict[tuple[int, str], dict[str, None]] = {}  # who can hand it over
         self._votes: dict[tuple[int, str], dict[str, PeerRecord]] = {}
@@ -33,7 +33,8 @@ class TrustedDigests:
         async with self._lock:
             read = await asyncio.to_thread(self._read)
         records = [record for record in read if not record.left and record.peer_id != self._own]
-        self.view, self._voters = SwarmState.of(records), voters_among(records)
+        self.view = SwarmState.of(records, self._absent)
+        self._voters = voters_among(records, self.view.absent)
         for record in self._voters:
             self._votes.setdefault(record.state, {})[record.peer_id] = record
         for step in {record.epoch for record in records}:
