@@ -49,7 +49,7 @@ MUTANTS = {
         "allreduce.settling", "if mine and signed[one].contradicts(signed[other]):", "if False:", "two-faced"
     ),
     "commit: few senders are enough": Mutant(
-        "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "moment"
+        "allreduce.allreduce", "(members >= FEWEST and 2 * used <= members)", "False", "moment"
     ),
     "repetition: what came of it does not matter": Mutant(
         "allreduce.commit",
@@ -171,6 +171,9 @@ MUTANTS = {
         "participants.selector", "if SPOILED in result.problem or TOO_FEW in result.problem:", "if False:", "partition"
     ),
     "orders: one who votes alone undoes them": Mutant("records.publisher", "self._absent())", "())", "orders"),
+    "orders: none is heard while one catches up": Mutant(
+        "collaboration", "self._behind(view) and self.orders.due is None and", "self._behind(view) and", "orders"
+    ),
     "orders: who missed one is followed": Mutant(
         "records.publisher", "known[1] > now and known[0].era == era}", "known[1] > now}", "orders"
     ),

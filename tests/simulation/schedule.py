@@ -119,7 +119,7 @@ SCENARIOS = {
         aggregation="centered_clip",
         sizes=(4, 4, 4, 5, 7),
     ),
-    "orders": Scenario(loss=0.002, cuts=1, crashes=2, clients=1, orders=3, seconds=15.0),
+    "orders": Scenario(loss=0.002, cuts=1, crashes=2, stalls=2, clients=1, orders=3, seconds=20.0),
     "users": Scenario(loss=0.005, cuts=1, moments=2, crashes=2, users=(3, 3, 4, 5), sizes=(5, 6, 7, 8)),
     "lying user": Scenario(
         users=(4, 4, 5),
@@ -230,8 +230,10 @@ class Schedule:
             faults.append(Fault("order", tuple(sorted(hearing)), *times(6.0), how))
         if most.orders and count > 3 and entropy.random() < DEFIED:
             defying = entropy.sample(range(1, count), entropy.randint(1, (count - 1) // 3))
-            # who begins anew just then knows nobody, and may follow one who defies the order
-            faults = [f for f in faults if f.kind != "crash"] + [Fault("defy", (number,)) for number in defying]
+            # who begins anew just then, or hung meanwhile, knows nobody, and may follow one who defies the order; and
+            # where somebody is banned, too, those who defy it may be a third of the rest
+            faults = [f for f in faults if f.kind not in ("crash", "stop") and not f.how.startswith("ban")]
+            faults += [Fault("defy", (number,)) for number in defying]
         return cls(seed, scenario, count, tuple(faults))
 
     def smaller(self) -> Iterator[Schedule]:

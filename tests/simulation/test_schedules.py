@@ -136,6 +136,17 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
             Fault("defy", (4,)),
         ),
     ),
+    Schedule(
+        117,
+        "orders",
+        3,
+        (
+            Fault("crash", (0,), 8.142577648323325, 10.748332556593315),
+            Fault("client", (2,)),
+            Fault("stop", (1,), 4.271102103378708, 4.571102103378708),
+            Fault("order", (1,), 7.882075654128244, 11.214180512108694, "ban 1"),
+        ),
+    ),
     Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,

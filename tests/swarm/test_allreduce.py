@@ -103,10 +103,13 @@ def test_who_has_no_samples_sends_none_and_reduces_as_the_others() -> None:
     assert sent[2] == pytest.approx(0.75 * encoded, rel=0.02) and sent[0] == pytest.approx(1.5 * encoded, rel=0.02)
 
 
-def test_a_round_in_which_nobody_has_samples_is_all_zeros() -> None:
-    outcomes = run_round(Idle(0), Idle(1), Idle(2))
-    assert_whole(outcomes)
-    assert not outcomes[0].average.any()
+@pytest.mark.parametrize("members", [[Idle(0), Idle(1)], [Idle(0), Idle(1), Idle(2)]])
+def test_nobody_steps_where_nobody_has_samples(members: list[Member]) -> None:
+    """With zeros as the average moments would move the parameters all the same."""
+    for outcome in run_round(*members):
+        assert outcome.commit.dropped and not outcome.commit.precommitted
+        result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
+        assert result.problem == f"this peer received what 0 of {len(members)} members sent" and not result.rejected
 
 
 class SendsWithoutWeight(Member):

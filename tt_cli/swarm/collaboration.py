@@ -372,13 +372,16 @@ class Collaboration:
         started = self.clock.monotonic()
         self._hold()
         encoding = self.clock.monotonic() - started
-        view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
+        view, voted = self.board.view if self._matchmaker.standing else self._wait_for_late(started), False
         while not self._closing and self.orders.due is None:
             if self._behind(view):
                 self._matchmaker.drop()
                 self.round_log.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
+            came = self._accumulator.ready and self._accumulator.new.samples
+            if came and not (voted or self._accumulator.held.samples):
+                self._hold()
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._selector.forgive()
@@ -400,11 +403,10 @@ class Collaboration:
                     return
                 self._averages = False
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
+                voted |= result.voted
                 if result.voted and self._follow(self.board.view, plan, started):
                     return
                 self.board.renew()
-            elif not held.samples and self._accumulator.ready:
-                self._hold()
             elif not held.samples:
                 self._wait_amid_round()
             elif why := self._why_not_alone(view):
@@ -512,12 +514,12 @@ class Collaboration:
             self._wait(1.0)  # nobody has it yet
 
     def _catch_up(self, view: SwarmState) -> None:
-        """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
+        """Come to the state that most of the foremost hold; returns when this peer is not behind, or is to go back."""
         attempts = 0
         self._matchmaker.drop()
         self.contacts.accompanied(r.peer_id for r in view.trainers() if r.peer_id != self.peer_id)
         self._accumulator.set_aside(self.averager.local)
-        while self._behind(view) and not self._closing:
+        while self._behind(view) and self.orders.due is None and not self._closing:
             attempts += 1
             if self.take_over.catch_up(self.take_over.attainable(view), self.round_log.phase):
                 self._publish()

@@ -41,8 +41,8 @@ ANSWERS = 8  # to the audits of one member, beside one for each member's part
 
 
 def too_few(used: int, members: int) -> bool:
-    """True if nobody steps with an average of what so many of the members sent: half of them or less."""
-    return members >= FEWEST and 2 * used <= members
+    """True if nobody steps with an average of what so many of the members sent: nobody, or half of them or less."""
+    return not used or (members >= FEWEST and 2 * used <= members)
 
 
 class BrokenTransfer(Exception):
@@ -170,6 +170,7 @@ class AllReduce:
         digest = hashlib.sha256(self.inputs).digest()
         commitment = Commitment(self.name, str(self.me), self.group.shares, place, self.used, digest, outputs)
         self.commitment = commitment.sign(self.signer)
+        self.used = 0 if self.reducer.empty else self.used
 
     def gone(self) -> set[str]:
         """Members that seem to be away: they stopped sending, and did not answer if they have parts to reduce."""

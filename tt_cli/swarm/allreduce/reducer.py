@@ -36,6 +36,7 @@ class Reducer:
     were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages. waited:
     sender → seconds for which averages waited for it while more than half of the members had sent theirs. products: of
     what each two of the senders sent, (senders, senders) float64. weights: in the order in which their parts came.
+    empty: nobody sent some part: its average would be zeros, with which nobody is to step.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Reducer:
         self.failed: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.weights: dict[str, float] = {me: weight}
-        self.made = 0  # averages
+        self.made, self.empty = 0, False  # averages
         self.products = np.zeros((len(limits), len(limits)))
         self._own, self.me = own, me
         self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in limits}
@@ -161,6 +162,7 @@ class Reducer:
             for sender, received in self._received.items()
             if index in received
         ]
+        self.empty |= not contributions
         average = average_part(self.codec, self._aggregation, contributions, part.elements, part.large)
         self.clipped.update(average.clipped)
         if average.products is not None:
