@@ -141,7 +141,7 @@ class WaitingAccumulator(Accumulator):
 class Machine:
     """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
 
-    keeps: it has all of its states on its disk, as an auxiliary peer has many. orders: see `Orders`.
+    archives: it has all of its states on its disk, as an auxiliary peer has many. orders: see `Orders`.
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
     whose it is, in a closed run; "" in an open one.
@@ -160,7 +160,7 @@ class Machine:
         self._state_type = ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
-        self.era, self.notices, self._keeping = 0, list[str](), ways.get("keeps", False)
+        self.era, self.notices, self._archives = 0, list[str](), ways.get("archives", False)
         self.checkpoints = dict[tuple[int, str], None]()
         self.error: BaseException | None = None
         self.starts = 0
@@ -255,7 +255,7 @@ class Machine:
         if isinstance(event, Round):
             self.last_round = event
         elif isinstance(event, Step) and not process.dead:
-            if self._keeping:
+            if self._archives:
                 self.checkpoints[self.state.epoch, self.state.digest] = None
             self._watch(self, event, self.last_round.outcome == "alone")
 

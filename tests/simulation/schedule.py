@@ -7,8 +7,8 @@ consensus, what is believed); `ParticipantSelector` with no-shows and stragglers
 (a state has four small chunks); what `ConnectivityMonitor` makes of pings.
 
 What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. In closed
-runs records and joins show real passes, which calls do not; the organiser's notices are real, too. There are no
-auxiliary peers: one trainer has all of its states on its disk.
+runs records, joins and calls show real passes, and the organiser's notices are real. There are no auxiliary peers: one
+trainer has all of its states on its disk.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         ways[-1]["idle"] = schedule.members > 2 and not scenario.liars and lines.random() < UNEVEN
     for number in range(schedule.members if closed else 0):
         ways[number]["user"] = f"user{number}"
-    ways[KEEPER]["keeps"] = bool(scenario.orders)
+    ways[KEEPER]["archives"] = bool(scenario.orders)
     for number, _ in schedule.about("defy"):
         ways[number]["orders"] = Defiance
     for number, _ in schedule.about("user"):

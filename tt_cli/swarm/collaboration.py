@@ -380,7 +380,7 @@ class Collaboration:
                 self._accumulator.give_back(self.averager.local)
                 return
             came = self._accumulator.ready and self._accumulator.new.samples
-            if came and not (voted or self._accumulator.held.samples):
+            if came and not (voted or self._accumulator.held.samples):  # it began without any
                 self._hold()
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
@@ -407,6 +407,8 @@ class Collaboration:
                 if result.voted and self._follow(self.board.view, plan, started):
                     return
                 self.board.renew()
+                if not (voted or held.samples or self._accumulator.ready):
+                    self._wait_amid_round()
             elif not held.samples:
                 self._wait_amid_round()
             elif why := self._why_not_alone(view):
