@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Some tests compile for no vector unit, which torch's keys do not tell: another process's kernels fail in theirs.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_scratch.name}/compiled"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes, and each of them imports torch
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[:2]))  # of processes that tests start
 
 

@@ -15,18 +15,15 @@ def table(result: Result, most: int = LAST_MESSAGES) -> str:
     return "\n".join(_lines(result, most))
 
 
-def first_broken(scenario: str, seeds: Iterable[int]) -> str:
+def first_broken(schedules: Iterable[Schedule]) -> str:
     """The table of the first of these schedules that breaks a promise, made smaller; "" without one."""
-    for seed in seeds:
-        if run(Schedule.drawn(seed, scenario)).violation:
-            return table(shrunk(Schedule.drawn(seed, scenario)))
-    return ""
+    return next((table(shrunk(schedule)) for schedule in schedules if run(schedule).violation), "")
 
 
 def _lines(result: Result, most: int) -> Iterator[str]:
     schedule = result.schedule
     yield f"{schedule.scenario} {schedule.seed}: {result.violation or 'nothing is broken'}"
-    yield f"  scripts/simulate --scenario {schedule.scenario} --seed {schedule.seed}"
+    yield f"  scripts/simulate --scenario {schedule.scenario} --seed {schedule.seed} --members {schedule.members}"
     yield f"  {schedule.members} members, {result.steps} steps, {result.seconds:.1f} s, {result.messages} messages"
     for fault in schedule.faults:
         when = f" from {fault.start:.3f} s to {fault.stop:.3f} s" if fault.stop else ""

@@ -172,7 +172,8 @@ class Schedule:
     def drawn(cls, seed: int, scenario: str, members: int | None = None) -> Schedule:
         """The schedule with this number."""
         most, entropy = SCENARIOS[scenario], random.Random(f"{scenario} {seed}")
-        count = members or entropy.choice(most.sizes)
+        drawn = entropy.choice(most.sizes)
+        count = members or drawn
         everybody, first, last = range(count), FAULTS_FROM, most.seconds
 
         def times(longest: float) -> tuple[float, float]:
