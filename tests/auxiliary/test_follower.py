@@ -277,6 +277,19 @@ def test_after_minutes_in_which_no_state_came_it_asks_as_soon_as_after_one_that_
     assert aux.current
 
 
+def test_one_that_came_slowly_makes_no_checkpoint_rarer_and_two_do() -> None:
+    aux = Aux(averages=False)
+    aux.swarm.step()
+    aux.look()
+    current = []
+    for slow in (False, True, False, False, True, True, False):
+        aux.swarm.step()
+        aux.swarm.bytes_a_second = aux.keeper.trained.tree.nbytes / aux.period if slow else math.inf
+        aux.look(aux.period)
+        current.append(aux.current)
+    assert current == [True] * 6 + [False]
+
+
 def test_the_last_state_is_taken_and_written_at_once(aux: Aux) -> None:
     last = [record(epoch=RUN.schedule.total_steps)]
     assert not aux.follower.wants(SwarmState.of([record(epoch=6)])) and aux.follower.wants(SwarmState.of(last))

@@ -265,7 +265,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         client_mode=False,
         about=About(role="trainer"),
         orders=SimpleNamespace(paused=""),
-        board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
+        board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf, era=0),
         contacts=Contacts(),
         round_log=RoundLog("a", heard, lambda: view),
         averager=SimpleNamespace(pulse=[1000.0]),
@@ -327,6 +327,16 @@ def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) 
         watched.look()
         watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
     assert not [event for event in watched.told if isinstance(event, Trouble)]
+
+
+@pytest.mark.parametrize("era", [0, 7])
+def test_who_is_back_at_an_earlier_step_before_the_others_has_not_lost_them(watched: Any, era: int) -> None:
+    watched.look()
+    watched.swarm.board.view, watched.swarm.board.era = SwarmState.of([record("a", era=era)]), era
+    for _ in range(20):
+        watched.look()
+        watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    assert [event.what for event in watched.told if isinstance(event, Trouble)] == ([] if era else ["alone"])
 
 
 def test_an_assistant_without_trainers_is_not_in_trouble(watched: Any) -> None:

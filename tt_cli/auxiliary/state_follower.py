@@ -6,7 +6,9 @@ where the averages of so many steps are more bytes than a state, it takes a stat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from statistics import median_low
 
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.run import RunConfig
@@ -44,7 +46,7 @@ class StateFollower:
         # from one donor at a time: it takes often, and every donor makes a copy of its state
         self._catch_up = CatchUp(peer_id, averager, keeper.state, emit, look=look, at_once=1)
         self._average_bytes = float(averager.store.buffer.nbytes)  # then as the last one travelled
-        self._seconds_a_byte = 0.0
+        self._seconds_a_byte = deque([0.0], maxlen=3)  # of the last that came: a round may have slowed one of them
         self._by_averages: bool | None = None  # None: not known yet which way is cheaper
         self.broken: WorkerBroken | None = None
         self.begin_anew()
@@ -76,14 +78,16 @@ class StateFollower:
         seconds, received, self._chained = self._clock() - started, int(self._averager.traffic[1]) - before, came
         if came:
             self._keeper.accept()
-            self._seconds_a_byte = seconds / received if received else self._seconds_a_byte
+        if came and received:
+            self._seconds_a_byte.append(seconds / received)
         if by_averages and came:
             self._made, self._average_bytes = self._made + steps, received / steps
         if due and came:
             self._keeper.save()
             self._choose()
         if due:
-            whole = self._keeper.trained.tree.nbytes * max(self._seconds_a_byte / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
+            of_a_byte = max(median_low(self._seconds_a_byte) / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
+            whole = self._keeper.trained.tree.nbytes * of_a_byte
             self._due_at = self._clock() + max(MIN_SECONDS, whole if came else min(whole, seconds / SHARE_OF_TIME))
 
     def _due(self, view: SwarmState) -> bool:

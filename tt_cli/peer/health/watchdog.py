@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network.connectivity import Connectivity
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 LOOK_SECONDS = 1.0
 ASK_SECONDS, CALM_SECONDS = 5.0, 120.0  # between two rounds of pings: when something is suspicious, when not
@@ -79,7 +80,8 @@ class ProgressWatchdog:
         self._marker, self._save, self._me = marker, save, collaboration.peer_id
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
-        self._had_others = self._lost = False
+        self._company: int | None = None  # the era in which others were seen
+        self._lost = False
         self._contact: Connectivity | None = None
         self._met: list[str] = []  # who was remembered last
         self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
@@ -131,7 +133,7 @@ class ProgressWatchdog:
         view = collaboration.board.view
         trainers = [record for record in view.records if record.averages]
         state.enter((phase := collaboration.round_log.now).phase, phase.reason, now)
-        others = sum(record.peer_id != collaboration.peer_id for record in trainers)
+        others = [record for record in trainers if record.peer_id != collaboration.peer_id]
         self._count_others(others)
         download = state.download
         trains = collaboration.about.role == "trainer"  # an assistant is often alone
@@ -163,12 +165,17 @@ class ProgressWatchdog:
             contact=self._contact,
         )
 
-    def _count_others(self, others: int) -> None:
-        """Notice lost company: who says goodbye is gone at once, whose record expires counts for as long again."""
+    def _count_others(self, others: Sequence[PeerRecord]) -> None:
+        """Notice lost company: who says goodbye is gone at once, whose record expires counts for as long again.
+
+        Who has not gone back yet, as the organiser ordered, is not lost.
+        """
+        board = self._collaboration.board
         if others:
-            self._had_others, self._lost = True, False
-        elif self._had_others:
-            self._had_others, self._lost = False, bool(self._collaboration.board.trainers() - {self._me})
+            self._company, self._lost = others[0].era, False
+        elif self._company is not None:
+            self._lost = self._company == board.era and bool(board.trainers() - {self._me})
+            self._company = None
 
     def _ask(self, anew: bool = False) -> None:
         view = self._collaboration.board.view

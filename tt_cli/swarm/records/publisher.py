@@ -178,7 +178,7 @@ class PeerDirectory:
         self._pinged = self._clock.monotonic()
         self._membership = membership_at(dht)
         self._notices = ControlNotices(run, dht, self._clock)
-        self._era, self._before = 0, list[PeerRecord]()  # who voted when an order came
+        self.era, self._before = 0, list[PeerRecord]()  # of the order that came last; who voted then
         self._claims = ClaimLimits(self._clock.monotonic)
         self._life = run.swarm.statistics_expiration
         self._renewal = min(RENEW_SECONDS, self._life / 3)
@@ -378,8 +378,8 @@ class PeerDirectory:
         Nobody votes before its first step from there: one who lies would decide alone, and could undo the order.
         """
         notice = self._membership.notice()
-        if notice is not None and (to := notice.rollback) is not None and to.order != self._era:
-            before, self._era = self._before or voters_among(self.view.records), to.order
+        if notice is not None and (to := notice.rollback) is not None and to.order != self.era:
+            before, self.era = self._before or voters_among(self.view.records), to.order
             self._before = [record.changed(epoch=to.step, digest=to.digest, vote=True) for record in before]
         self._before = [r for r in self._before if r.peer_id in self._heard or r.peer_id == self._peer_id]
         return self._before
