@@ -163,6 +163,7 @@ class Machine:
         self.era, self.notices, self._archives = 0, list[str](), ways.get("archives", False)
         self.checkpoints = dict[tuple[int, str], None]()
         self.error: BaseException | None = None
+        self.accompanied = False  # it made a step with others
         self.starts = 0
 
     @property
@@ -257,6 +258,7 @@ class Machine:
         elif isinstance(event, Step) and not process.dead:
             if self._archives:
                 self.checkpoints[self.state.epoch, self.state.digest] = None
+            self.accompanied |= self.last_round.outcome != "alone"
             self._watch(self, event, self.last_round.outcome == "alone")
 
     def stop(self, start: float, stop: float, part: str = "") -> None:

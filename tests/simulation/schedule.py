@@ -422,9 +422,12 @@ async def _order(watch: Watch, organiser: Organiser, fault: Fault) -> None:
 
 
 async def _write(machines: list[Machine], fault: Fault) -> None:
-    """Records of trainers that do not exist, once there is a swarm: each says what the newest one of a machine says."""
+    """Records of trainers that do not exist, once there is a swarm: each says what the newest one of a machine says.
+
+    Who took a state over and made no step with the others yet is not told from them.
+    """
     await asyncio.sleep(fault.start)
-    while any(machine.state.epoch == 0 for machine in machines if machine.alive):
+    while not all(machine.accompanied for machine in machines if machine.alive):
         await asyncio.sleep(LOOK_SECONDS)
     keys, (_, *votes) = [key_of(1000 + number) for number in range(int(fault.how.split()[0]))], fault.how.split()
     while True:

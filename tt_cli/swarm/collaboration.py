@@ -271,6 +271,8 @@ class Collaboration:
         self.averager.end()
 
     def _publish(self) -> None:
+        if self.averager.era != self.orders.era:
+            return  # it goes back just now: a state of one era under the name of the other would count for neither
         shown = self._last_loss if self._last_loss.samples else self._accumulator.new
         sent_per_hour, received_per_hour = bytes_per_hour(list(self._moved))
         self.board.publish(
