@@ -24,7 +24,7 @@ code = main(sys.argv[1:])
 print("\\n" + json.dumps([code, sorted(sys.modules)]))
 """
 PYTHON = [sys.executable, "-c"]
-ALLOWED = 0.3  # seconds that the help may take beyond the libraries that draw it
+AT_MOST = 4  # times what the libraries take that draw the help: what is drawn, and tt's own table of commands
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
@@ -99,7 +99,7 @@ def test_the_modules_that_are_tt(module: str) -> None:
     assert wrong.stderr == "tt: no such flag: --no-such-flag; see `tt whoami --help`\n"
 
 
-def test_help_takes_little_more_than_the_libraries_that_draw_it() -> None:
+def test_help_takes_a_few_times_what_the_libraries_take_that_draw_it() -> None:
     def seconds(code: str, *arguments: str) -> float:
         """Of computing: on a busy machine the wall's clock says how busy it is."""
         before = os.times()
@@ -108,7 +108,7 @@ def test_help_takes_little_more_than_the_libraries_that_draw_it() -> None:
         return after.children_user + after.children_system - before.children_user - before.children_system
 
     both = [(seconds(LIST_IMPORTS, "--help"), seconds("import typer, rich")) for _ in range(5)]
-    assert min(ours for ours, _ in both) < min(theirs for _, theirs in both) + ALLOWED
+    assert min(ours for ours, _ in both) < AT_MOST * min(theirs for _, theirs in both)
 
 
 def test_help_names_every_command(here: Tt, monkeypatch: pytest.MonkeyPatch) -> None:
