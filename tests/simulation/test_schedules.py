@@ -165,7 +165,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def schedule_of(scenario: str, seed: int) -> Schedule:
-    """Of a small swarm as a rule: it costs a sixth less, and bugs that are put in are found as soon."""
+    """Of a small swarm as a rule, which costs less."""
     few = sorted({*SCENARIOS[scenario].sizes})[:2]
     return Schedule.drawn(seed, scenario, few[seed % len(few)] if seed % AS_DRAWN else None)
 

@@ -46,7 +46,7 @@ class StateFollower:
         # from one donor at a time: it takes often, and every donor makes a copy of its state
         self._catch_up = CatchUp(peer_id, averager, keeper.state, emit, look=look, at_once=1)
         self._average_bytes = float(averager.store.buffer.nbytes)  # then as the last one travelled
-        self._seconds_a_byte = deque([0.0], maxlen=3)  # of the last that came: a round may have slowed one of them
+        self._seconds_a_byte = deque([0.0], maxlen=3)  # of the last that came; a single slow one came amid a round
         self._by_averages: bool | None = None  # None: not known yet which way is cheaper
         self.broken: WorkerBroken | None = None
         self.begin_anew()
