@@ -82,7 +82,6 @@ class Links:
 
 
 SIMULATED = Links(steps=2)
-LASTING = 3600.0  # seconds for which a record counts in the simulator: DHT nodes drop old ones by the wall's clock
 QUICK_LINKS = Links(peers=4, steps=2, batch=1.0, step=9.0, round=3.0, idle=3.0)
 WAIT = 60.0
 
@@ -304,7 +303,7 @@ def measure_simulated(size: Links) -> dict[str, Any]:
     run, target = run_of(size)
 
     async def work() -> dict[str, Any]:
-        peers = SimulatedPeers(run.replaced({"swarm.statistics_expiration": LASTING}), size.batch)
+        peers = SimulatedPeers(run, size.batch)
         await peers.join(size.peers)
         figures = dict[str, Any]()
         driver = peers.clock.thread(lambda: figures.update(Cycles(size, target, peers).measure()), "bench")

@@ -8,7 +8,8 @@
 - *joins*: who accepts connections reduces, whatever the leader says;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign, in the transfer or after it;
 - *no solo*: nobody steps alone, or in a group of half or less of those who live and have made steps with others;
-- *no two groups*: of two groups that step from one state an honest member is in both;
+- *no two groups*: of two groups that step from one state an honest member is in both, where one of the first lives and
+  can hand its step over;
 - *origin*: nobody holds a state that nobody made, or from which the organiser took the run back;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
@@ -87,10 +88,13 @@ class Violation(Exception):
 
 
 class Watch:
-    """Follows the steps of all machines. valid: averages are means, so that their members' shares can be read off."""
+    """Follows the steps of all machines. valid: averages are means, so that their members' shares can be read off.
 
-    def __init__(self, machines: Sequence[Machine], valid: bool):
-        self.machines, self._valid = machines, valid
+    apart: halves may be cut off from each other for so long that each is the whole swarm by the rules.
+    """
+
+    def __init__(self, machines: Sequence[Machine], valid: bool, apart: bool = False):
+        self.machines, self._valid, self._apart = machines, valid, apart
         self.violation: Violation | None = None
         self._made: dict[tuple[State, bytes], str] = {}  # (state, round) → digest of what came of it
         # state → digest to which members went on from it → their numbers
@@ -114,8 +118,8 @@ class Watch:
     def check_states(self, machines: Sequence[Machine]) -> None:
         """Note where one holds what nobody made. Who is just going back holds a state of a later era for a moment."""
         for machine in machines:
-            state = machine.state.epoch, machine.state.digest
-            made = any((era, *state) in self._states for era in range(machine.era, self.era + 1))
+            state = machine.position
+            made = not state[1] or any((era, *state) in self._states for era in range(machine.era, self.era + 1))
             if not made and self.violation is None:
                 self.violation = Violation(f"origin: {machine.number} holds step {state[0]}, which nobody made so")
 
@@ -148,12 +152,14 @@ class Watch:
         known = [m for m in living if m is machine or m.collaboration._selector._met]
         members = [m for m in self.machines if m.peer_id in commit.members]
         shares = _voices({*known, *members})
-        if 2 * sum(shares[m.name] for m in members) <= sum(shares[m.name] for m in known):
+        if not self._apart and 2 * sum(shares[m.name] for m in members) <= sum(shares[m.name] for m in known):
             raise Violation(f"no solo: {number} made step {state.epoch} with {len(members)} of {len(known)}")
         group = frozenset(m.number for m in self.machines if m.honest and m.peer_id in commit.members)
         self._groups[before].add(group)
-        if apart := [sorted(other) for other in self._groups[before] if not other & group]:
-            raise Violation(f"no two groups: {sorted(group)} and {apart} made step {state.epoch} from one state")
+        keep = {m.number for m in self.machines if m.alive and m.keeps}  # what none of these made may be lost
+        others = [sorted(other) for other in self._groups[before] if not other & group and other & keep]
+        if others and not self._apart:
+            raise Violation(f"no two groups: {sorted(group)} and {others} made step {state.epoch} from one state")
         if self._made.setdefault((before, group_id), digest) != digest:
             raise Violation(
                 f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
-from simulation.network import Dht, Network, Node
+from simulation.dht import HashSignatures, RealDht
+from simulation.network import Dht, Network, Node, address_of
 from simulation.organiser import AUTHORITY, Holder, Orders, pass_of
 from simulation.state import SimulatedState, SimulatedTree, gradient_of
 from simulation.virtual import Process, VirtualClock
@@ -41,6 +42,7 @@ PARTS = {  # processes of a machine, and what hangs when they do
     "": ("trainer", "averager", "dht"),
 }
 JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
+INITIAL = 0, 1, 2  # machines through which one joins: with the fake DHT the first other one stands for all
 
 
 class Key:
@@ -144,8 +146,11 @@ class Machine:
     archives: it has all of its states on its disk, as an auxiliary peer has many. orders: see `Orders`.
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
-    whose it is, in a closed run; "" in an open one.
+    whose it is, in a closed run; "" in an open one. dht: `RealDht`, or what stands in.
+    initial: through whom it joins; the first of these is the first of all.
     """
+
+    alone = False  # whether it begins where nobody answers
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
@@ -154,6 +159,8 @@ class Machine:
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
         self._line, self.idle, self._waits = ways.get("line"), ways.get("idle", False), ways.get("waits", False)
         self.user: str = ways.get("user", "")
+        self._initial: tuple[int, ...] = ways.get("initial", INITIAL)
+        self._dht_type: type[Dht] | type[RealDht] = ways.get("dht", Dht)
         self._gradients = ways.get("gradients") or gradient_of(number)
         self._orders_type: type[Orders] = ways.get("orders", Orders)
         self.honest = self._lie is None and self._orders_type is Orders
@@ -176,6 +183,15 @@ class Machine:
         return not self.client and self.starts == 1
 
     @property
+    def position(self) -> tuple[int, str]:
+        """Step and digest of what it holds; (0, "") where it holds nothing."""
+        return self.state.epoch, self.state.digest
+
+    @property
+    def _comes_back(self) -> bool:
+        return self.starts > 1 or self._joins
+
+    @property
     def name(self) -> str:
         return str(self.peer_id)
 
@@ -193,12 +209,27 @@ class Machine:
 
     async def _begin(self, node: Node) -> None:
         self.clock, identity = VirtualClock(self._skew), identity_of(self.number)
-        dht: Any = Dht(node, self.holder(), self.client, self.dht)
+        dht, known = await self._join(node, identity)
+        self._work(dht, identity, known)
+
+    async def _join(self, node: Node, identity: Any) -> tuple[Any, list[str]]:
+        """A DHT node that has joined the others, and through whom it may have."""
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
-        first = key_of(0 if self.number else 1).peer_id
-        known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
-        while self.starts > 1 and not self.network.reaches(self.number):
-            await asyncio.sleep(JOIN_SECONDS)
+        first = self.number == self._initial[0] and not self._comes_back
+        others = [number for number in self._initial if number != self.number and not first]
+        known = [f"{address_of(number)}/p2p/{key_of(number).peer_id}" for number in others]
+        if self._dht_type is RealDht:
+            signatures = HashSignatures(identity.key)
+            dht: Any = RealDht(node, self.run, self.holder(), signatures, self.client, self.dht, self.clock)
+            await dht.join(known, self.alone)
+        else:
+            dht, known = Dht(node, self.holder(), self.client, self.dht), known[:1]
+            while self.starts > 1 and not self.network.reaches(self.number):
+                await asyncio.sleep(JOIN_SECONDS)
+        return dht, known
+
+    def _work(self, dht: Any, identity: Any, known: list[str]) -> None:
+        node = self.node
         access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES, user=self.user), self._orders_type(dht.membership, self)
         hear = functools.partial(self._hear, node.process)
@@ -225,7 +256,8 @@ class Machine:
 
     def leave(self, order: RollBack) -> None:
         """Set aside what it has of later steps."""
-        self.checkpoints = {state: None for state in self.checkpoints if state[0] <= order.step}
+        for state in [state for state in self.checkpoints if state[0] > order.step]:
+            del self.checkpoints[state]
         if self.backup[0] > order.step:
             self.backup = max(self.checkpoints, default=(0, "00"))
 

@@ -131,6 +131,9 @@ MUTANTS = {
     "quorum: records expire at once": Mutant(
         "records.publisher", "ends.get(peer, now) + self._life for peer in here", "now for peer in here", "partition"
     ),
+    "records: who was cut off is not sought": Mutant(
+        "records.publisher", "[*lost[:MOST_PINGED], *table.initial]", "[]", "apart"
+    ),
     "reduce: each sender weighs the same": Mutant(
         "allreduce.reducer", "self.weights[sender] = weight\n", "self.weights[sender] = 8.0\n", "calm"
     ),

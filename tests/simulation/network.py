@@ -17,13 +17,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
 from simulation.lines import WINDOW, Lines
-from simulation.virtual import Answer, Process, wait_on
+from simulation.virtual import PROCESS, Answer, Process, wait_on
 
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
@@ -32,6 +33,14 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 
 SILENCE = 3600.0
 HAPPENED = struct.Struct("<dHHd?")  # of a message: when, from, to, seconds, whether it arrives
+
+
+def address_of(number: int) -> str:
+    """Where a machine is, as a multiaddr."""
+    return f"/ip4/192.0.2.{number + 1}/tcp/1"
+
+
+async def _at_once(*_: Any) -> None: ...
 
 
 class Broken(ConnectionError):
@@ -233,14 +242,21 @@ class Node:
         self.told: deque[tuple[str, bool, bytes]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
         self.membership: Admission | None = None
-        self.dht: Dht | None = None
-        self._handlers: dict[str, tuple[Any, bool, bool]] = {}
+        self.dht: Any = None  # `Dht`, or a real one: see dht.py
+        self._handlers: dict[str, tuple[Any, bool, Process]] = {}  # with the process that answers
+        self._client = SimpleNamespace(connect=_at_once, disconnect=_at_once)
         network.nodes[peer_id] = self
 
     async def add_protobuf_handler(
         self, name: str, handler: Any, kind: Any, *, stream_input: bool, stream_output: bool, balanced: bool = False
     ) -> None:
-        self._handlers[name.rpartition(".")[2]] = handler, stream_input, stream_output
+        self._handlers[name.rpartition(".")[2]] = handler, stream_input, PROCESS.get() or self.process
+
+    async def list_peers(self) -> list[Any]:
+        """Those with whom it can talk, with an address of each."""
+        others = (node for node in self.network.nodes.values() if node is not self and not node.process.dead)
+        there = [node for node in others if self.network.passes(self.number, node.number)]
+        return [SimpleNamespace(peer_id=node.peer_id, addrs=[address_of(node.number)]) for node in there]
 
     def lie(self, peer: PeerID, method: str, message: Any) -> Any:
         """What this node says in place of a message; None: nothing."""
@@ -252,8 +268,8 @@ class Node:
             self.network.defect = error  # of the liar: whom it talks to must not take it for a fault
             raise
 
-    def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any]:
-        """As a door of a closed run: with the pass of who calls."""
+    def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any, bool, Process]:
+        """As a door of a closed run: with the pass of who calls. Handler, whether it takes a stream, whose it is."""
         there = self.network.nodes[peer]
         if there.process.dead or method not in there._handlers:
             raise Broken("nobody answers")
@@ -262,7 +278,7 @@ class Node:
                 there.membership.admit(self.membership.mine(), str(self.peer_id))
             except NotAdmitted as error:
                 raise Broken(str(error)) from None
-        return there, there._handlers[method][0]
+        return there, *there._handlers[method]
 
     async def call_protobuf_handler(self, peer: PeerID, name: str, input: Any, output_type: Any) -> Any:
         """A call with one answer."""
@@ -273,13 +289,13 @@ class Node:
             raise Broken("no answer")
         there = self.network.nodes[peer]
         await self._carry(self, there, method, input)
-        there, handler = self._handler_at(peer, method)
+        there, handler, _, process = self._handler_at(peer, method)
         message, again = self.lie(peer, method, input), self.network.entropy.random() < self.network.line.twice
         if message is None:
             await asyncio.sleep(SILENCE)
         if method == "rpc_settle":
             there.told.append((str(self.peer_id), False, message.serialized_info))
-        calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
+        calls = [process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
         try:
             await asyncio.wait(calls[:1])
             answer = None if calls[0].cancelled() else calls[0].result()
@@ -310,8 +326,7 @@ class Node:
         method, network = name.rpartition(".")[2], self.network
         there = network.nodes[peer]
         await self._carry(self, there, method)
-        there, handler = self._handler_at(peer, method)
-        _, many, _ = there._handlers[method]
+        there, handler, many, process = self._handler_at(peer, method)
         out = Channel(network, self.number, there.number, method, self.limiter)
         back = Channel(network, there.number, self.number, method + "!", there.limiter)
 
@@ -339,7 +354,7 @@ class Node:
             except Exception as error:
                 back.put(Broken(str(error)))
 
-        tasks = [asyncio.create_task(feed()), there.process.run(serve())]
+        tasks = [asyncio.create_task(feed()), process.run(serve())]
 
         async def answers() -> AsyncIterator[Any]:
             try:

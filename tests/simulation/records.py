@@ -8,25 +8,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-import time
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
-from simulation.network import Line, Network, Node
-from simulation.virtual import EPOCH, Answer, Process, VirtualClock
+from simulation.dht import RealDht
+from simulation.network import Line, Network, Node, address_of
+from simulation.virtual import Process, VirtualClock
 from testbed.record_peer import RecordPeer
 
 from tt_cli.run import RunConfig
-from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
-from tt_cli.swarm.network.dht_node import ANSWER_SECONDS
-from tt_cli.swarm.records import dht_search
-from tt_cli.swarm.records.validator import RecordValidator
 
 BESIDE = 800  # bytes that a message takes on a line beside its own, for it has a stream of its own: of 12 real peers
 JOINING_AT_ONCE = 20
@@ -43,37 +38,11 @@ class MeteredNode(Node):
         await super()._carry(source, target, what, message)
 
 
-class NodeHere:
-    """A DHT node, as `PeerDirectory` calls it from its thread."""
-
-    def __init__(self, node: dht_search.DHTNode, membership: Admission):
-        self.node, self.membership, self.peer_id = node, membership, node.peer_id
-
-    def get(self, key: str, latest: bool, return_future: bool) -> Answer:
-        return self._begun(self.node.get(key, latest=latest))
-
-    def store(self, key: str, subkey: Any, value: Any, expiration_time: float, return_future: bool) -> Answer:
-        return self._begun(self.node.store(key, value, expiration_time, subkey=subkey))
-
-    def run_coroutine(self, work: Callable[..., Coroutine[Any, Any, Any]], return_future: bool) -> Answer:
-        return self._begun(work(self, self.node))
-
-    def _begun(self, work: Coroutine[Any, Any, Any]) -> Answer:
-        answer, task = Answer(), asyncio.get_running_loop().create_task(work)
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            if not task.cancelled():
-                answer.set_exception(error) if (error := task.exception()) else answer.set_result(task.result())
-
-        task.add_done_callback(ended)
-        return answer
-
-
 class SimulatedPeers:
     """So many peers, which have joined through the first. clock: theirs."""
 
     def __init__(self, run: RunConfig, seconds: float):
-        self.clock = VirtualClock(skew=time.time() - EPOCH)
+        self.clock = VirtualClock()
         self._run, self._seconds = run, seconds
         self._network = Network(random.Random(0), Line(), (), {})
         self.peers: list[RecordPeer] = []
@@ -81,29 +50,20 @@ class SimulatedPeers:
 
     async def join(self, count: int) -> None:
         """Start them."""
-        hivemind_patches.apply()
         await self._start(0, [])
-        first = [f"/ip4/192.0.2.1/tcp/1/p2p/{self.nodes[0].peer_id}"]
+        first = [f"{address_of(0)}/p2p/{self.nodes[0].peer_id}"]
         for begun in range(1, count, JOINING_AT_ONCE):
             numbers = range(begun, min(count, begun + JOINING_AT_ONCE))
             await asyncio.gather(*(self._start(number, first) for number in numbers))
 
     async def _start(self, number: int, first: list[str]) -> None:
-        key, membership = RSAPrivateKey(), Admission(self._run)
+        key = RSAPrivateKey()
         identity = SimpleNamespace(key=key, peer_id=peer_id_of(key.get_public_key().to_bytes()))
         carrier = MeteredNode(self._network, number, PeerID.from_base58(identity.peer_id), Process([]))
         self.nodes.append(carrier)
-        checks = [RSASignatureValidator(key), RecordValidator(self._run.identity, membership)]
-        node = await dht_search.DHTNode.create(
-            p2p=carrier,
-            initial_peers=first,
-            record_validator=dht_search.Checked(checks),
-            wait_timeout=ANSWER_SECONDS,
-            **dht_search.NO_CACHES,
-        )
-        self.peers.append(
-            RecordPeer(number, self._run, self._seconds, NodeHere(node, membership), identity, self.clock)
-        )
+        dht = RealDht(carrier, self._run, Admission(self._run), RSASignatureValidator(key), clock=self.clock)
+        await dht.join(first)
+        self.peers.append(RecordPeer(number, self._run, self._seconds, dht, identity, self.clock))
 
     def sent(self) -> list[int]:
         """By each, since it began."""

@@ -6,8 +6,11 @@ consensus, what is believed); `ParticipantSelector` with no-shows and stragglers
 `KeptAverages`, `Audits`; `CatchUp`, `StepReplay`, `StateBridge` with `StateClient`, `StateServer` and `TrustedDigests`
 (a state has four small chunks); what `ConnectivityMonitor` makes of pings.
 
-What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. In closed
-runs records, joins and calls show real passes, and the organiser's notices are real. There are no auxiliary peers: one
+In some scenarios (`keepers`) the DHT's nodes are real, too, and in some there are auxiliary peers, of which
+`AuxiliaryMember` with `StateFollower` and `Lease` is real.
+
+What stands in: hivemind's own matchmaking and futures, libp2p, RSA, the optimizer, the supervisor; the DHT elsewhere. In
+closed runs records, joins and calls show real passes, and the organiser's notices are real. Where orders are given one
 trainer has all of its states on its disk.
 """
 
@@ -19,12 +22,14 @@ import functools
 import gc
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from hivemind.dht.crypto import RSASignatureValidator
+from simulation.auxiliary import NUMBERS, AuxiliaryMachine
+from simulation.dht import RealDht
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
 from simulation.machine import EXPIRATION, PARTS, ClaimedLine, Machine, SimulatedRun, key_of, run_of
@@ -59,7 +64,9 @@ class Scenario:
     third of them. users: in a closed run, of so many users, one of whom has all other peers; then one user lies, with
     all of them. phantoms: trainers that do not exist, of which somebody writes records to the end, at most. waits:
     members compute nothing while a round has their gradient, as with local steps. orders: of the organiser, to pause,
-    to go back, or that somebody is banned; then each member has a user of its own.
+    to go back, or that somebody is banned; then each member has a user of its own. auxiliaries: peers of which so many
+    are there, through which members join. keepers: DHT nodes are real ones, which keep each other's records. apart:
+    cuts last for longer than members remember each other.
     """
 
     loss: float = 0.0
@@ -79,6 +86,9 @@ class Scenario:
     liars: tuple[str, ...] = ()
     phantoms: int = 0
     orders: int = 0
+    auxiliaries: int = 0
+    keepers: bool = False
+    apart: bool = False
     users: tuple[int, ...] = ()
     aggregation: str = "mean"
     waits: bool = False
@@ -120,6 +130,33 @@ SCENARIOS = {
         sizes=(4, 4, 4, 5, 7),
     ),
     "orders": Scenario(loss=0.002, cuts=1, crashes=2, stalls=2, clients=1, orders=3, seconds=20.0),
+    "keepers": Scenario(
+        stalls=6, crashes=2, cuts=2, clients=1, loss=0.002, sizes=(3, 4, 5, 6, 8), seconds=35.0, keepers=True
+    ),
+    "apart": Scenario(
+        cuts=1,
+        cut_seconds=80.0,
+        least_seconds=60.0,
+        seconds=100.0,
+        crashes=1,
+        sizes=(4, 4, 5, 6),
+        keepers=True,
+        apart=True,
+    ),
+    "auxiliary": Scenario(
+        stalls=4,
+        crashes=4,
+        cuts=1,
+        clients=1,
+        loss=0.001,
+        sizes=(2, 3, 4, 5),
+        seconds=40.0,
+        auxiliaries=2,
+        keepers=True,
+    ),
+    "auxiliary orders": Scenario(
+        stalls=2, crashes=2, cuts=1, clients=1, orders=3, sizes=(2, 3, 4), seconds=30.0, auxiliaries=1, keepers=True
+    ),
     "users": Scenario(loss=0.005, cuts=1, moments=2, crashes=2, users=(3, 3, 4, 5), sizes=(5, 6, 7, 8)),
     "lying user": Scenario(
         users=(4, 4, 5),
@@ -174,7 +211,7 @@ class Schedule:
         most, entropy = SCENARIOS[scenario], random.Random(f"{scenario} {seed}")
         drawn = entropy.choice(most.sizes)
         count = members or drawn
-        everybody, first, last = range(count), FAULTS_FROM, most.seconds
+        everybody, first, last = [*range(count), *NUMBERS[: most.auxiliaries]], FAULTS_FROM, most.seconds
 
         def times(longest: float) -> tuple[float, float]:
             start = entropy.uniform(first, last - 1.0)
@@ -182,14 +219,14 @@ class Schedule:
 
         faults = []
         for _ in range(entropy.randint(min(1, most.cuts), most.cuts) if most.cuts else 0):
-            group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
+            group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, len(everybody) - 1))))
             faults.append(Fault("cut", group, *times(most.cut_seconds), entropy.choice(["", "", "one way"])))
         for _ in range(entropy.randint(min(1, most.moments), most.moments) if most.moments else 0):
             group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
             what = f"{entropy.choice(most.methods or METHODS)} {entropy.randint(1, 16 * count)}"
             faults.append(Fault("moment", group, stop=entropy.uniform(0.3, 6.0), how=what))
         for _ in range(entropy.randint(0, most.crashes)):
-            crash = (entropy.randrange(count),), *times(6.0)
+            crash = (entropy.choice(everybody),), *times(6.0)
             faults.append(Fault("crash", *crash, "newest" if most.newest else entropy.choice(["", "for good"])))
         for _ in range(entropy.randint(0, most.stops)):
             faults.append(Fault("stop", (entropy.randrange(count),), *times(4.0)))
@@ -219,12 +256,12 @@ class Schedule:
         for _ in range(most.stalls):
             start, part = entropy.uniform(first, last - 1.0), entropy.choice(["", "", *PARTS])
             stop = min(last, start + entropy.choice(STALLS))
-            faults.append(Fault("stop", (entropy.randrange(count),), start, stop, part))
+            faults.append(Fault("stop", (entropy.choice(everybody),), start, stop, part))
         if most.orders:  # nobody but the keeper is sure to have the state of one
             faults = [replace(f, how="") if f.kind == "crash" and f.about == (KEEPER,) else f for f in faults]
             gone = {number for fault in faults if fault.how == "for good" for number in fault.about}
         for _ in range(entropy.randint(1, most.orders) if most.orders else 0):
-            hearing = {*entropy.sample(everybody, entropy.randint(1, count))}
+            hearing = {*entropy.sample(everybody, entropy.randint(1, len(everybody)))}
             hearing |= {KEEPER} if hearing <= gone else set()
             back = f"{entropy.choice(['back', 'back', 'published'])} {entropy.uniform(0.0, 1.0):.2f}"
             how = entropy.choice([back, back, back, "pause", f"ban {entropy.randrange(1, count)}"])
@@ -311,7 +348,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     closed, organiser = bool(scenario.users or scenario.orders), Organiser(SimulatedRun.identity)
     run_file = run_of(schedule.members, scenario.aggregation, closed)
     machines: list[Machine] = []
-    watch = Watch(machines, scenario.aggregation == "mean")
+    watch = Watch(machines, scenario.aggregation == "mean", scenario.apart)
     ways: list[dict[str, Any]] = [
         {"pace": entropy.uniform(0.3, 0.6), "waits": scenario.waits} for _ in range(schedule.members)
     ]
@@ -323,6 +360,9 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     for number in range(schedule.members if closed else 0):
         ways[number]["user"] = f"user{number}"
     ways[KEEPER]["archives"] = bool(scenario.orders)
+    initial = (*NUMBERS[: scenario.auxiliaries], *range(schedule.members))  # members too, as trainers remember them
+    for each in ways if scenario.keepers else ():
+        each |= {"dht": RealDht, "initial": initial}
     for number, _ in schedule.about("defy"):
         ways[number]["orders"] = Defiance
     for number, _ in schedule.about("user"):
@@ -337,23 +377,31 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         ways[number]["lie"] = liar(fault.how)
     for number in range(schedule.members):
         machines.append(Machine(network, number, run_file, watch, **ways[number]))
+    auxiliaries = [
+        AuxiliaryMachine(
+            network, number, run_file, None, dht=RealDht, initial=initial, user="auxiliary" if closed else ""
+        )
+        for number in NUMBERS[: scenario.auxiliaries]
+    ]
+    there = {machine.number: machine for machine in (*auxiliaries, *machines)}
     for number, fault in schedule.about("stop"):
-        machines[number].stop(EPOCH + fault.start, EPOCH + fault.stop, fault.how)
-    for machine in machines:
+        there[number].stop(EPOCH + fault.start, EPOCH + fault.stop, fault.how)
+    for machine in there.values():
         machine.start()
-    crashes = [asyncio.create_task(_crash(machines[number], fault)) for number, fault in schedule.about("crash")]
+    crashes = [asyncio.create_task(_crash(there[number], fault)) for number, fault in schedule.about("crash")]
     for fault in (fault for fault in schedule.faults if fault.kind in ("death", "silence")):
         method, count = fault.how.split()
         outside = contextvars.copy_context()  # of the machine that sends the message
         network.deaths[method, int(count)] = functools.partial(outside.run, _die, machines, fault, until, crashes)
     written = [asyncio.create_task(_write(machines, f)) for f in schedule.faults if f.kind == "phantoms"]
-    written += [asyncio.create_task(_order(watch, organiser, f)) for f in schedule.faults if f.kind == "order"]
+    written += [asyncio.create_task(_order(watch, organiser, there, f)) for f in schedule.faults if f.kind == "order"]
     goal, words, deadline = 0, "", until + PROGRESS_SECONDS
     while not words:
         await asyncio.sleep(LOOK_SECONDS)
         honest = [machine for machine in machines if machine.honest and machine.alive]
-        broken = next((machine for machine in honest if machine.error is not None), None)
-        watch.check_states(honest)
+        serving = [machine for machine in auxiliaries if machine.alive]
+        broken = next((machine for machine in (*honest, *serving) if machine.error is not None), None)
+        watch.check_states((*honest, *serving))
         if watch.violation is not None:
             words = str(watch.violation)
         elif broken is not None:
@@ -363,19 +411,21 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         elif loop.time() >= until:
             goal = goal or watch.top + STEPS_AFTER
             states = {(machine.era, machine.state.epoch, machine.state.digest) for machine in honest}
-            if len(honest) < 2 or (len(states) == 1 and min(states)[:2] >= (watch.era, goal)):
+            same = len(states) == 1 and min(states)[:2] >= (watch.era, goal)
+            if len(honest) < 2 or (same and _serve(serving, goal - STEPS_AFTER)):
                 break  # who is left alone may have to wait for the others for ever
             if loop.time() > deadline:
-                there = sorted((m.number, m.era, m.state.epoch, m.state.digest[:6]) for m in honest)
-                words = f"progress: {there}, not {watch.era}, {goal}"
+                apart = sorted((m.number, m.era, m.state.epoch, m.state.digest[:6]) for m in honest)
+                held = [(m.number, *m.position, m.leader[-6:]) for m in serving]
+                words = f"progress: {apart}{held}, not {watch.era}, {goal}"
     overruled = 0
     try:
         overruled = watch.overruled() if not words else 0
-        if overruled and not any(fault.kind == "phantoms" for fault in schedule.faults):
+        if overruled and not scenario.apart and not scenario.phantoms:
             words = f"agreement: {overruled} steps were overruled"
     except Violation as violation:
         words = str(violation)
-    for machine in machines:
+    for machine in there.values():
         machine.kill()
     for task in written:
         task.cancel()
@@ -392,6 +442,13 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     )
 
 
+def _serve(auxiliaries: Sequence[AuxiliaryMachine], epoch: int) -> bool:
+    """Whether all of them hold this step or a later one, where one was due, and agree on which of them leads."""
+    leaders = {machine.leader for machine in auxiliaries}
+    agreed = not auxiliaries or (len(leaders) == 1 and leaders <= {machine.name for machine in auxiliaries})
+    return agreed and all(machine.position[0] >= epoch or not machine.due for machine in auxiliaries)
+
+
 async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.start / 2)
     machine.backup = machine.state.epoch, machine.state.digest
@@ -404,10 +461,10 @@ async def _crash(machine: Machine, fault: Fault) -> None:
         machine.start()
 
 
-async def _order(watch: Watch, organiser: Organiser, fault: Fault) -> None:
+async def _order(watch: Watch, organiser: Organiser, there: Mapping[int, Machine], fault: Fault) -> None:
     await asyncio.sleep(fault.start)
     machines, (what, *which) = watch.machines, fault.how.split()
-    hearing = [machines[number] for number in fault.about]
+    hearing = [there[number] for number in fault.about]
     if what == "pause":
         organiser.say(hearing, paused="new data are coming")
         await asyncio.sleep(fault.stop - fault.start)

@@ -7,21 +7,16 @@ import random
 from typing import Any, NamedTuple
 
 import msgpack
-from hivemind.p2p import PeerID
+from simulation.auxiliary import NUMBERS, AuxiliaryMachine
 from simulation.averager import SimulatedAverager
-from simulation.machine import Machine, identity_of, run_of
-from simulation.network import Dht, Line, Network, Node
+from simulation.machine import Machine, run_of
+from simulation.network import Line, Network
 from simulation.state import CHUNK, SimulatedState, SimulatedTree
-from simulation.virtual import Process, VirtualClock, in_virtual_time
+from simulation.virtual import in_virtual_time
 
-from tt_cli.auxiliary.state_follower import StateFollower
-from tt_cli.supervisor.events import Event, Step, Synchronised
-from tt_cli.swarm.membership.admission import Admission
-from tt_cli.swarm.records.publisher import PeerDirectory
-from tt_cli.swarm.shared_state import LockedState
+from tt_cli.supervisor.events import Step, Synchronised
 
-MEMBERS, STEPS, AUX = 3, 30, 9
-LOOK_SECONDS = 0.5
+MEMBERS, STEPS = 3, 30
 
 
 class LongTree(SimulatedTree):
@@ -51,25 +46,6 @@ class LongState(SimulatedState):
         return LongTree(*msgpack.unpackb(manifest))
 
 
-class Held:
-    """In the place of a `StateKeeper`. checkpoints: what was written."""
-
-    def __init__(self) -> None:
-        self.trained: Any = LongState()
-        self.state = LockedState(self.trained)
-        self.position, self.checkpoints = (0, ""), list[tuple[int, str]]()
-
-    @property
-    def epoch(self) -> int:
-        return self.position[0]
-
-    def accept(self) -> None:
-        self.position = self.state.position
-
-    def save(self) -> None:
-        self.checkpoints.append(self.position)
-
-
 class Followed(NamedTuple):
     """received: bytes of averages and chunks. averages, states: how many of them. signed: states that members made."""
 
@@ -87,47 +63,34 @@ class NoAverages(SimulatedAverager):
         return None
 
 
-async def _follow(pace: float, kind: type[SimulatedAverager]) -> Followed:
-    network, run = Network(random.Random(0), Line(), (), {}, None), run_of(MEMBERS, "mean")
-    signed, events, held = set[tuple[int, str]](), list[Event](), Held()
-    process, identity, clock = Process([]), identity_of(AUX), VirtualClock()
-    dht: Any = Dht(Node(network, AUX, PeerID.from_base58(identity.peer_id), process), Admission(run), False)
+class WithoutAverages(AuxiliaryMachine):
+    """One that takes states."""
+
+    averager_type = NoAverages
+
+
+async def _follow(pace: float, kind: type[AuxiliaryMachine]) -> Followed:
+    network, run, signed = Network(random.Random(0), Line(), (), {}), run_of(MEMBERS, "mean"), set[tuple[int, str]]()
 
     def note(machine: Machine, step: Step, alone: bool) -> None:
         signed.add((step.epoch, step.digest))
 
-    async def begin() -> SimulatedAverager:
-        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": LongState().read_tree, "clock": clock}
-        averager = kind(run, dht, identity, LongState().shapes(), **sharing)
-        directory, keeper = PeerDirectory(run, dht, identity, clock=clock), held  # type: Any, Any
-        follower = StateFollower(run, identity.peer_id, keeper, averager, lambda: directory.view, events.append)
-        directory.start()
-
-        def work() -> None:
-            while not process.dead:
-                clock.sleep(LOOK_SECONDS)
-                if follower.wants(view := directory.view):
-                    follower.follow(view)
-
-        clock.thread(work, "aux")
-        return averager
-
     machines = [Machine(network, number, run, note, state=LongState, pace=pace) for number in range(MEMBERS)]
-    for machine in machines:
+    auxiliary = kind(network, NUMBERS[0], run, None, state=LongState)
+    for machine in (*machines, auxiliary):
         machine.start()
-    averager = await process.run(begin())
     while len(signed) < STEPS:
         await asyncio.sleep(1.0)
-    for each in (*machines, process):
-        each.kill()
-    taken = [event for event in events if isinstance(event, Synchronised)]
-    averages = sum(not event.chunks for event in taken)
-    return Followed(int(averager.traffic[1]), averages, len(taken) - averages, held.checkpoints, signed)
+    for machine in (*machines, auxiliary):
+        machine.kill()
+    taken = [event for event in auxiliary.events if isinstance(event, Synchronised)]
+    averages, received = sum(not event.chunks for event in taken), int(auxiliary.averager.traffic[1])
+    return Followed(received, averages, len(taken) - averages, list(auxiliary.checkpoints), signed)
 
 
 def both_ways(pace: float) -> tuple[Followed, Followed]:
     """By averages where that is cheaper, and by states alone. pace: see `Machine`."""
-    return in_virtual_time(_follow(pace, SimulatedAverager)), in_virtual_time(_follow(pace, NoAverages))
+    return in_virtual_time(_follow(pace, AuxiliaryMachine)), in_virtual_time(_follow(pace, WithoutAverages))
 
 
 def test_averages_are_taken_where_they_are_less_than_states() -> None:

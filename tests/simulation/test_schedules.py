@@ -17,9 +17,10 @@ pytestmark = pytest.mark.slow
 
 COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 90, "crash": 90, "restart": 90, "partition": 120, "split": 120, "moment": 140},
-    **{"long": 15, "hang": 90, "everything": 240, "pair": 210, "local steps": 50, "stall": 30},
+    **{"long": 10, "hang": 80, "everything": 230, "pair": 200, "local steps": 50, "stall": 20},
     **{"reducer": 60, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
     **{"users": 30, "lying user": 30, "orders": 60},
+    **{"keepers": 24, "apart": 3, "auxiliary": 15, "auxiliary orders": 15},
     **{"liar": 60, "donor": 50, "liar of two": 40, "wrong": 40, "leader": 40, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly
@@ -148,6 +149,21 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
             Fault("order", (1,), 7.882075654128244, 11.214180512108694, "ban 1"),
         ),
     ),
+    Schedule(
+        155,
+        "auxiliary orders",
+        4,
+        (
+            Fault("cut", (1, 2, 3, 60), 26.1203470282778, 28.433335171662506),
+            Fault("crash", (2,), 23.32966440897797, 28.1648188146508, "for good"),
+            Fault("client", (1,)),
+            Fault("stop", (2,), 14.21256602712452, 15.21256602712452, "daemon"),
+            Fault("stop", (1,), 22.34157808642645, 28.34157808642645),
+            Fault("order", (1, 2), 13.60653931295346, 14.02028322596838, "back 0.12"),
+            Fault("order", (0, 1, 2, 60), 20.148113893522307, 23.915983813933767, "pause"),
+            Fault("order", (0, 60), 8.837529823606818, 9.332494551515001, "ban 1"),
+        ),
+    ),
     Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,
@@ -205,7 +221,7 @@ def test_bugs_that_are_put_in_are_found(name: str) -> None:
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     code = (
         "from simulation.schedule import Schedule, run\n"
-        "for name in ('everything', 'liar', 'stall', 'users', 'orders'):\n"
+        "for name in ('everything', 'liar', 'stall', 'users', 'orders', 'auxiliary'):\n"
         "    result = run(Schedule.drawn(7, name))\n"
         "    print(result.digest, result.violation, result.steps, result.seconds, result.messages)\n"
     )

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import heapq
 import itertools
 import math
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+from unittest import mock
 
 import greenlet
+from hivemind.p2p import PeerID
 
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.clock import Clock
 
 EPOCH = 1000.0
+TIMED = "hivemind.dht.protocol", "hivemind.dht.routing", "hivemind.dht.node", "hivemind.utils.timed_storage"  # no clock
 Value = TypeVar("Value")
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -176,7 +181,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def in_virtual_time(work: Coroutine[Any, Any, Value]) -> Value:
     """Run it to its end on a loop of its own, and end whatever it began. Returns what it returns."""
-    loop = VirtualLoop()
+    loop, patched = VirtualLoop(), contextlib.ExitStack()
+    for module in TIMED:
+        patched.enter_context(mock.patch(f"{module}.get_dht_time", loop.time))
+    patched.enter_context(mock.patch.object(PeerID, "__hash__", _steady_hash))
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(work)
@@ -187,6 +195,12 @@ def in_virtual_time(work: Coroutine[Any, Any, Value]) -> Value:
             loop.run_until_complete(asyncio.sleep(1.0))  # some may hang
         loop.close()
         asyncio.set_event_loop(None)
+        patched.close()
+
+
+def _steady_hash(peer: PeerID) -> int:
+    """The same in every process, as hivemind pings initial peers in the order of a set."""
+    return zlib.crc32(peer._bytes)
 
 
 def nothing() -> None:
@@ -221,6 +235,9 @@ class Thread:
             else:
                 awaited = thread.switch(result)
         return awaited
+
+    def is_alive(self) -> bool:
+        return not self.task.done()
 
     def join(self, timeout: float | None = None) -> None:
         wait_on(asyncio.wait({self.task}, timeout=timeout))

@@ -219,6 +219,27 @@ def test_who_does_not_answer_holds_no_look_up(monkeypatch: pytest.MonkeyPatch) -
     run(test())
 
 
+def test_who_failed_is_asked_again_as_soon_as_it_is_no_longer_avoided() -> None:
+    """Though a search that left it out would serve for two minutes, and it was in the routing table all the time."""
+
+    async def test() -> None:
+        async with started(4) as nodes:
+            reader, failed, *others = nodes.nodes
+            await publish(nodes.nodes, "key")
+            reader.blacklist.register_failure(failed.peer_id)
+            await reader.protocol.update_routing_table(failed.node_id, failed.peer_id, responded=False)
+            assert len(await read(reader, "key")) == 4, "from the others, who name it: it answers a ping"
+            assert failed.peer_id in reader.protocol.routing_table and failed.peer_id in reader.blacklist
+            reader.blacklist.register_success(failed.peer_id)
+            await publish([failed], "key", "new")
+            for node in (reader, *others):
+                node.protocol.storage.clear()
+            looks = [await values(reader, "key") for _ in others]
+            assert "new" in {look[str(failed.peer_id)] for look in looks}
+
+    run(test())
+
+
 class Marked(RecordValidatorBase):  # type: ignore[misc]
     """Lets values pass that are not "false"."""
 

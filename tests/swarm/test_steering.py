@@ -51,6 +51,16 @@ def test_an_order_is_due_until_it_is_carried_out_also_after_a_restart(tmp_path: 
     assert (tmp_path / "trainer.era").stat().st_mode & 0o777 == 0o600
 
 
+def test_who_begins_again_from_before_the_state_of_an_order_goes_there_once_more(tmp_path: Path) -> None:
+    hears: Any = Hears(back_to(5))
+    steering = OrganiserOrders(hears, tmp_path / "trainer.era")
+    steering.done(back_to(5))
+    for epoch, due in ((5, None), (7, None), (4, back_to(5))):
+        again = OrganiserOrders(hears, tmp_path / "trainer.era")
+        again.begin(epoch)
+        assert (again.era, again.due) == (int(due is None), due)
+
+
 @pytest.mark.parametrize("content", [b"", b"five\n", b"-3", b"\xff\xfe", b"9" * 100_000])
 def test_a_damaged_note_of_the_era_breaks_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trainer.era").write_bytes(content)

@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tt_cli import __version__
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
+from tt_cli.auxiliary.member import AuxiliaryMember
 from tt_cli.auxiliary.parts import remove_quietly, run_of
 from tt_cli.auxiliary.recorder import RunRecorder
-from tt_cli.auxiliary.state_follower import StateFollower
 from tt_cli.auxiliary.state_keeper import StateKeeper
-from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.memory.answer_tables import RUN, Tables
 from tt_cli.peer.health.lifelines import Lifelines
@@ -36,7 +34,6 @@ from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.task import task_of
 
 LOOK_SECONDS = 0.5
-AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
 SNAPSHOT_SECONDS = 2.0
 LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written less often
 HISTORY_SECONDS = 5.0
@@ -64,7 +61,7 @@ class Coordinator:
     ):
         folder = folders.run_folder(run)
         identity = claim_identity(folder, "aux")
-        self._run, self._emit, self._user, self._peer_id = run, emit, opts.user, identity.peer_id
+        self._run, self._emit = run, emit
         self._keeper = keeper = StateKeeper(run, emit)
         self._recorder = RunRecorder(run, database, lambda line, level: emit(Log(line, level)))
         closing.callback(self._recorder.close)
@@ -73,29 +70,24 @@ class Coordinator:
         closing.callback(dht_node.stop_dht, dht)
         closing.enter_context(dht_node.daemon_watched(dht))
         shapes, read_tree = keeper.trained.shapes(), keeper.trained.read_tree
-        self._averager = Averager(run, dht, identity, shapes, source=keeper.hand_over, read_tree=read_tree)
-        closing.callback(self._averager.end)
+        averager = Averager(run, dht, identity, shapes, source=keeper.hand_over, read_tree=read_tree)
+        closing.callback(averager.end)
         self._directory = PeerDirectory(run, dht, identity)
         closing.callback(self._directory.stop)
-        self._directory.expect(AUX_LOOK_SECONDS)
-        self._follower = StateFollower(run, self._peer_id, keeper, self._averager, lambda: self._directory.view, emit)
         addresses = dht_node.addresses_of(dht)
         closing.callback(remove_quietly, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", dht_node.addresses_here(dht), emit)
         self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
-        self._averager.era = self._orders.era
         named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
-        self._lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
+        lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
         closing.callback(remove_quietly, self._lease_file.path)
-        self.lifelines = Lifelines(self._averager)
+        self.lifelines = Lifelines(averager)
         # When the snapshot, the history and the database's snapshot were due last.
         self._told_at = self._remembered_at = self._written_at = -float("inf")
-        self._leader = self._failed = ""
-        self._following: threading.Thread | None = None
         self._phase = phase_of(())
-        self._directory.start()
+        self._member = AuxiliaryMember(run, keeper, averager, self._directory, self._orders, lease, opts.user, emit)
         self._recorder.put("model", task_of(run).sizes())
         self._recorder.put("addresses", addresses)
         if not isinstance(run, DalleRun):  # torch takes some seconds for it, and the page's process loads none
@@ -103,73 +95,19 @@ class Coordinator:
         emit(Phase(*self._phase))
 
     def look(self) -> None:
-        """Record, follow and tell what is due. Raises what broke the state."""
-        if self._follower.broken is not None:
-            raise self._follower.broken
-        busy = self._following is not None and self._following.is_alive()
-        if (order := self._orders.due) and not busy:
-            self._go_back(order)
-        swarm = self._directory.view
-        self._look_for_leader(swarm)
-        self._publish()
+        """Record and tell what is due. Raises what broke the state."""
+        swarm, lease = self._member.look(), self._member.lease
+        self._lease_file.write(lease.holder, bool(lease.since))
         self._recorder.record(swarm)
-        of_now = all(record.era == self._orders.era for record in swarm.records)  # an order may be newer than the view
-        if not busy and of_now and self._follower.wants(swarm):  # it may take minutes
-            self._following = threading.Thread(target=self._follower.follow, args=(swarm,), daemon=True)
-            self._following.start()
         self._tell(swarm)
 
     def _make_table(self) -> None:
         self._recorder.put("calculator", Tables(self._run, self._run.run.name, task_of).table(RUN))
 
-    def _look_for_leader(self, swarm: SwarmState) -> None:
-        now = dht_time()
-        fresh = [record for record in swarm.records if record.role == "aux" and record.time > now - self._lease.lasts]
-        self._lease.look({record.peer_id: record.lease for record in fresh}, now)
-        self._lease_file.write(self._lease.holder, self._lease.holder == self._peer_id)
-        holder = self._lease.holder
-        if holder and holder != self._leader and (self._leader or len(fresh) > 1):  # of one alone there is no word
-            leader = "this auxiliary peer" if holder == self._peer_id else f"…{holder[-6:]}"
-            self._emit(Log(f"{leader} leads: it publishes for all auxiliary peers of the run"))
-            self._leader = holder
-
-    def _go_back(self, order: RollBack) -> None:
-        try:
-            self._orders.done(order)
-            self._averager.era = self._orders.era
-            self._emit(Log(f"the organiser took the run back to step {order.step}; holding step {self._keeper.epoch}"))
-        except (TTError, OSError) as error:
-            if str(error) != self._failed:  # it stays due, and is tried at every look
-                self._failed = str(error)
-                self._emit(Log(f"cannot go back to step {order.step}, as the organiser ordered: {error}", "error"))
-
     def _leave(self, order: RollBack) -> None:
         """What came after the step of an order is no part of the run any more."""
         self._keeper.go_back(order)
-        self._follower.begin_anew()
         self._recorder.go_back(order.step, order.order)
-
-    def _publish(self) -> None:
-        epoch, digest = self._keeper.position
-        self._directory.publish(
-            PeerRecord(
-                peer_id=self._peer_id,
-                role="aux",
-                user=self._user,
-                version=__version__,
-                client_mode=False,
-                epoch=epoch,
-                digest=digest,
-                samples=0,
-                samples_per_second=0.0,
-                total_samples=0,
-                era=self._orders.era,
-                lease=self._lease.since if self._lease.candidate else None,
-                bytes_sent=int(self._averager.traffic[0]),
-                bytes_received=int(self._averager.traffic[1]),
-                time=dht_time(),
-            )
-        )
 
     def _tell(self, swarm: SwarmState) -> None:
         now = time.monotonic()

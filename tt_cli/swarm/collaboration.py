@@ -98,6 +98,7 @@ class Collaboration:
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
         self.orders, self.state = orders, self.state_type(shared)
+        orders.begin(self.state.epoch)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput(self.clock.monotonic)
@@ -382,7 +383,7 @@ class Collaboration:
                 self._accumulator.give_back(self.averager.local)
                 return
             came = self._accumulator.ready and self._accumulator.new.samples
-            if came and not (voted or self._accumulator.held.samples):  # it began without any
+            if came and not self._accumulator.held.samples:  # it began without any, and gave nothing to any average
                 self._hold()
             plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire

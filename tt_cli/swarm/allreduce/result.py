@@ -100,7 +100,7 @@ def outcome_of(
         late=late_of(commit),
         waited=_waited_for(commit),
         share=transfer.share,
-        given=commit.origin is not None,
+        given=commit.origin is not None and commit.origin.allreduce.weight > 0.0,
         repeated=commit.origin is not commit,
         voting=commit.voting,
     )

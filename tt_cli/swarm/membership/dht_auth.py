@@ -16,9 +16,10 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import dht_pb2
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import MSGPackSerializer
 
 from tt_cli.identity.rate_limit import Crowded, RateLimit
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import owners_of, peer_id_of
@@ -40,10 +41,10 @@ class DHTAuthorizer:
 
     admission_type, guard_type = Admission, PassGuard
 
-    def __init__(self, membership: Admission, lives: Mapping[bytes, float] | None = None):
-        self._lives = lives or {}
+    def __init__(self, membership: Admission, lives: Mapping[bytes, float] | None = None, clock: Clock | None = None):
+        self._lives, self._clock = lives or {}, clock or Clock()
         self.passes = self.guard_type(membership, self._turned_away)
-        self._bytes = RateLimit(BYTES_AT_ONCE, BYTES)
+        self._bytes = RateLimit(BYTES_AT_ONCE, BYTES, clock=self._clock.monotonic)
         self._refusal = shared_bytes(WORDS)  # the host process reads it
         self._guarded: P2P | None = None
 
@@ -92,7 +93,7 @@ class DHTAuthorizer:
 
         size: of what its owner signed, in bytes.
         """
-        if not until <= get_dht_time() + self._lives.get(key, MAX_LIFE):
+        if not until <= self._clock.dht_time() + self._lives.get(key, MAX_LIFE):
             raise Crowded("a record that would stay for too long")
         self.check_owner(subkey, caller)
         found = node.storage.get(DHTID.from_bytes(key))

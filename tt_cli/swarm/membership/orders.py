@@ -48,6 +48,12 @@ class OrganiserOrders:
         notice = self._membership.notice()
         return notice.rollback if notice is not None and era_of(notice) > self.era else None
 
+    def begin(self, epoch: int) -> None:
+        """This peer begins with a state of this step: one of before the order's, as of an old backup, is of no era."""
+        notice = self._membership.notice()
+        if notice is not None and (order := notice.rollback) is not None and epoch < order.step:
+            self.era = 0
+
     def done(self, order: RollBack) -> None:
         """This peer's state is of that order's era. Raises OSError, and what `leave` raises."""
         self._leave(order)

@@ -11,7 +11,7 @@ import contextlib
 import math
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,6 @@ from hivemind.dht import DHT, DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from tt_cli.swarm.clock import Clock
@@ -69,10 +68,13 @@ Pings = tuple[dict[str, float], dict[str, list[str]]]
 """Who answered, with the seconds by which this machine's clock is ahead, and the addresses of who is connected."""
 
 
-async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool, join: bool) -> Pings:
+async def _ping(
+    _: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], now: Callable[[], float], anew: bool, join: bool
+) -> Pings:
     """Ping these peers, in the DHT's process.
 
-    anew: over new connections. join: if anybody answers, look for this node's place among the others again.
+    now: this machine's Unix time. anew: over new connections. join: if anybody answers, look for this node's place
+    among the others again.
     """
 
     async def ping(peer_id: str, addresses: Sequence[str]) -> tuple[str, float]:
@@ -85,10 +87,10 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
             with contextlib.suppress(Exception):  # what counts is whether it answers
                 async with asyncio.timeout(DIAL_SECONDS):
                     await node.p2p._client.connect(peer, [Multiaddr(address) for address in addresses])
-        before = get_dht_time()
+        before = now()
         request = dht_pb2.PingRequest(peer=node.protocol.node_info)
         answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=PING_SECONDS)
-        after = get_dht_time()
+        after = now()
         node.blacklist.register_success(peer)
         if answer.peer.node_id:
             await node.protocol.update_routing_table(DHTID.from_bytes(answer.peer.node_id), peer, responded=True)
@@ -175,7 +177,7 @@ class ConnectivityMonitor:
             known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
             known.pop(str(self._dht.peer_id), None)
             known = dict(list(known.items())[:MOST_KNOWN])
-            ping = partial(_ping, known=known, anew=anew, join=anew or self.newest.cut_off)
+            ping = partial(_ping, known=known, now=self._clock.dht_time, anew=anew, join=anew or self.newest.cut_off)
             try:
                 future = self._dht.run_coroutine(ping, return_future=True)
                 ahead, connected = future.result(timeout=2 * (PING_SECONDS + DIAL_SECONDS) + SPARE_SECONDS)

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -262,15 +262,15 @@ class DHTProtocol(protocol.DHTProtocol):
         if answer is None:
             return None
         table, asked = self.routing_table, [*self.routing_table.asked_first(), self.p2p.peer_id]
-        near = {place for _, places in answer.values() for place in itertools.islice(places.items(), self.bucket_size)}
-        near = {(node, other) for node, other in near if node == node_id_of(other) and other not in asked}
-        await self._meet(peer, {other for _, other in near if other not in table})
+        near = [place for _, places in answer.values() for place in itertools.islice(places.items(), self.bucket_size)]
+        near = [(node, other) for node, other in near if node == node_id_of(other) and other not in asked]
+        await self._meet(peer, list(dict.fromkeys(other for _, other in near if other not in table)))
         return {
             key: (None, dict(place for place in places.items() if place in near and place[1] in table))
             for key, (_, places) in answer.items()
         }
 
-    async def _meet(self, namer: PeerID, named: set[PeerID]) -> None:
+    async def _meet(self, namer: PeerID, named: Sequence[PeerID]) -> None:
         """Ping those whom this node does not know, and wait a little: who answers is in its table, now or later."""
         now, running = loop_time(), self._pings.setdefault(namer, set())
         due = [peer for peer in named if now > self._pinged.get(peer, -AGAIN_SECONDS) + AGAIN_SECONDS]

@@ -65,7 +65,7 @@ def digest_of(record: DHTRecord) -> bytes:
 
 
 class Nearest(NamedTuple):
-    """What a search found: nodes, nearest first. known: the first of them in the routing table. until: it serves."""
+    """What a search found: nodes, nearest first. known: whom it could begin with. until: it serves."""
 
     nodes: dict[DHTID, PeerID]
     known: list[PeerID]
@@ -113,8 +113,9 @@ class DHTNode(hivemind_node.DHTNode):
         return nodes, True
 
     def _known(self, key: DHTID) -> list[PeerID]:
-        table = self.protocol.routing_table
-        return [peer for _, peer in table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)]
+        """The nearest of the routing table that a search would ask: not those that have just failed."""
+        near = self.protocol.routing_table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)
+        return [peer for _, peer in near if peer not in self.blacklist]
 
     async def get(self, key: Any, latest: bool = False, **more: Any) -> ValueWithExpiration[dict[Any, Any]] | None:
         """All records under a key as {subkey: record}, those that were read before too; None without any.
