@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.protocol import ValidationError
 from hivemind.dht.validation import DHTRecord
 from simulation.network import Node
 from simulation.virtual import Answer, Process
@@ -63,7 +64,7 @@ class PassesElsewhere(DHTAuthorizer):
 class RealDht:
     """A DHT node, as `PeerDirectory` and the averager call it from their threads.
 
-    key: its identity's. signatures: the validator that signs with it. process: in which all of it runs.
+    signatures: the validator that signs with its identity's key. process: in which all of it runs.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class RealDht:
                 return
             except RuntimeError:  # nobody answered
                 initial_peers = () if alone else initial_peers
+                await asyncio.sleep(AGAIN_SECONDS)
+            except ValidationError:  # one that answered cannot call back: as a supervisor begins again
                 await asyncio.sleep(AGAIN_SECONDS)
 
     def is_alive(self) -> bool:

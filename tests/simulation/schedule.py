@@ -9,9 +9,9 @@ consensus, what is believed); `ParticipantSelector` with no-shows and stragglers
 In some scenarios (`keepers`) the DHT's nodes are real, too, and in some there are auxiliary peers, of which
 `AuxiliaryMember` with `StateFollower` and `Lease` is real.
 
-What stands in: hivemind's own matchmaking and futures, libp2p, RSA, the optimizer, the supervisor; the DHT elsewhere. In
-closed runs records, joins and calls show real passes, and the organiser's notices are real. Where orders are given one
-trainer has all of its states on its disk.
+What stands in: hivemind's own matchmaking and futures, libp2p, RSA, the optimizer, the supervisor; the DHT elsewhere.
+In closed runs records, joins and calls show real passes, and the organiser's notices are real. Where orders are given
+one trainer has all of its states on its disk.
 """
 
 from __future__ import annotations
