@@ -83,8 +83,8 @@ class RealDht:
         self._guard = PassesElsewhere(membership, lives_of(run), clock)
         self._peers_key, self.shown = peers_key(run.identity), None  # the step that its newest stored record says
 
-    async def join(self, initial_peers: Sequence[str], alone: bool = False) -> None:
-        """Join through these, as soon as one answers; alone: or through none, where none does."""
+    async def join(self, initial_peers: Sequence[str], met: Sequence[str] | None) -> None:
+        """Join through these, or where none answers through those that it met before; None: then it begins alone."""
         hivemind_patches.apply()
         while True:
             try:
@@ -102,7 +102,7 @@ class RealDht:
                 )
                 return
             except RuntimeError:  # nobody answered
-                initial_peers = () if alone else initial_peers
+                initial_peers = met or (initial_peers if met is not None else ())
                 await asyncio.sleep(AGAIN_SECONDS)
             except ValidationError:  # one that answered cannot call back: as a supervisor begins again
                 await asyncio.sleep(AGAIN_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ PARTS = {  # processes of a machine, and what hangs when they do
     "": ("trainer", "averager", "dht"),
 }
 JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
-INITIAL = 0, 1, 2  # machines through which one joins: with the fake DHT the first other one stands for all
+INITIAL = 0, 1  # machines through which one joins: with the fake DHT the first other one stands for both
 
 
 class Key:
@@ -147,7 +147,7 @@ class Machine:
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
     whose it is, in a closed run; "" in an open one. dht: `RealDht`, or what stands in.
-    initial: through whom it joins; the first of these is the first of all.
+    initial: through whom it joins; the first of these is the first of all. met: through whom, where none answers.
     """
 
     alone = False  # whether it begins where nobody answers
@@ -159,7 +159,7 @@ class Machine:
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
         self._line, self.idle, self._waits = ways.get("line"), ways.get("idle", False), ways.get("waits", False)
         self.user: str = ways.get("user", "")
-        self._initial: tuple[int, ...] = ways.get("initial", INITIAL)
+        self._initial, self._met = ways.get("initial", INITIAL), ways.get("met", ())
         self._dht_type: type[Dht] | type[RealDht] = ways.get("dht", Dht)
         self._gradients = ways.get("gradients") or gradient_of(number)
         self._orders_type: type[Orders] = ways.get("orders", Orders)
@@ -216,17 +216,20 @@ class Machine:
         """A DHT node that has joined the others, and through whom it may have."""
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
         first = self.number == self._initial[0] and not self._comes_back
-        others = [number for number in self._initial if number != self.number and not first]
-        known = [f"{address_of(number)}/p2p/{key_of(number).peer_id}" for number in others]
+        known = [] if first else self._addresses(self._initial)
         if self._dht_type is RealDht:
             signatures = HashSignatures(identity.key)
             dht: Any = RealDht(node, self.run, self.holder(), signatures, self.client, self.dht, self.clock)
-            await dht.join(known, self.alone)
+            await dht.join(known, None if self.alone else self._addresses(self._met))
         else:
             dht, known = Dht(node, self.holder(), self.client, self.dht), known[:1]
             while self.starts > 1 and not self.network.reaches(self.number):
                 await asyncio.sleep(JOIN_SECONDS)
         return dht, known
+
+    def _addresses(self, numbers: Iterable[int]) -> list[str]:
+        others = (number for number in numbers if number != self.number)
+        return [f"{address_of(number)}/p2p/{key_of(number).peer_id}" for number in others]
 
     def _work(self, dht: Any, identity: Any, known: list[str]) -> None:
         node = self.node

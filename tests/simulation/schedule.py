@@ -32,7 +32,7 @@ from simulation.auxiliary import NUMBERS, AuxiliaryMachine
 from simulation.dht import RealDht
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import EXPIRATION, PARTS, ClaimedLine, Machine, SimulatedRun, key_of, run_of
+from simulation.machine import EXPIRATION, INITIAL, PARTS, ClaimedLine, Machine, SimulatedRun, key_of, run_of
 from simulation.network import Cut, Line, Network
 from simulation.organiser import Defiance, Organiser
 from simulation.virtual import EPOCH, in_virtual_time
@@ -360,9 +360,9 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     for number in range(schedule.members if closed else 0):
         ways[number]["user"] = f"user{number}"
     ways[KEEPER]["archives"] = bool(scenario.orders)
-    initial = (*NUMBERS[: scenario.auxiliaries], *range(schedule.members))  # members too, as trainers remember them
+    initial = NUMBERS[: scenario.auxiliaries] or INITIAL
     for each in ways if scenario.keepers else ():
-        each |= {"dht": RealDht, "initial": initial}
+        each |= {"dht": RealDht, "initial": initial, "met": range(schedule.members)}
     for number, _ in schedule.about("defy"):
         ways[number]["orders"] = Defiance
     for number, _ in schedule.about("user"):

@@ -18,6 +18,7 @@ from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import in_virtual_time
 
+from tt_cli.supervisor.events import Step
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
@@ -280,3 +281,30 @@ def test_what_breaks_the_thread_of_rounds_ends_training(
         machine.kill()
 
     in_virtual_time(run())
+
+
+def test_who_voted_for_an_average_of_nothing_gives_what_it_computes_later() -> None:
+    """Who has all samples ends as the round begins, and the two others vote for what nobody gave anything to."""
+
+    async def work() -> tuple[int, int]:
+        steps, network = list[int](), Network(random.Random(0), Line(), (), {})
+
+        def note(machine: Machine, step: Step, alone: bool) -> None:
+            steps.append(step.epoch)
+
+        machines = [Machine(network, number, run_of(3, "mean"), note, idle=number != 2) for number in range(3)]
+        for machine in machines:
+            machine.start()
+        while len(steps) < 6 or not machines[2].collaboration._averages:
+            await asyncio.sleep(0.01)
+        machines[2].kill()
+        await asyncio.sleep(5.0)
+        before, machines[0].idle = len(steps), False
+        assert all(machine.collaboration.averager._voted.votes for machine in machines[:2])
+        await asyncio.sleep(30.0)
+        for machine in machines:
+            machine.kill()
+        return before, len(steps)
+
+    before, after = in_virtual_time(work())
+    assert before == 6 and after > 8
