@@ -38,12 +38,26 @@ class LongTree(SimulatedTree):
 class LongState(SimulatedState):
     """A state with such a tree."""
 
+    tree_type = LongTree
+
     @property
     def tree(self) -> LongTree:
-        return LongTree(self.epoch, self.digest)
+        return self.tree_type(self.epoch, self.digest)
 
     def read_tree(self, manifest: bytes) -> LongTree:
-        return LongTree(*msgpack.unpackb(manifest))
+        return self.tree_type(*msgpack.unpackb(manifest))
+
+
+class ShortTree(LongTree):
+    """As many bytes as two averages."""
+
+    CHUNKS = 72
+
+
+class ShortState(LongState):
+    """A state with that."""
+
+    tree_type = ShortTree
 
 
 class Followed(NamedTuple):
@@ -69,14 +83,14 @@ class WithoutAverages(AuxiliaryMachine):
     averager_type = NoAverages
 
 
-async def _follow(pace: float, kind: type[AuxiliaryMachine]) -> Followed:
+async def _follow(pace: float, kind: type[AuxiliaryMachine], state: type[LongState]) -> Followed:
     network, run, signed = Network(random.Random(0), Line(), (), {}), run_of(MEMBERS, "mean"), set[tuple[int, str]]()
 
     def note(machine: Machine, step: Step, alone: bool) -> None:
         signed.add((step.epoch, step.digest))
 
-    machines = [Machine(network, number, run, note, state=LongState, pace=pace) for number in range(MEMBERS)]
-    auxiliary = kind(network, NUMBERS[0], run, None, state=LongState)
+    machines = [Machine(network, number, run, note, state=state, pace=pace) for number in range(MEMBERS)]
+    auxiliary = kind(network, NUMBERS[0], run, None, state=state)
     for machine in (*machines, auxiliary):
         machine.start()
     while len(signed) < STEPS:
@@ -88,13 +102,15 @@ async def _follow(pace: float, kind: type[AuxiliaryMachine]) -> Followed:
     return Followed(received, averages, len(taken) - averages, list(auxiliary.checkpoints), signed)
 
 
-def both_ways(pace: float) -> tuple[Followed, Followed]:
+def both_ways(pace: float, state: type[LongState]) -> tuple[Followed, Followed]:
     """By averages where that is cheaper, and by states alone. pace: see `Machine`."""
-    return in_virtual_time(_follow(pace, AuxiliaryMachine)), in_virtual_time(_follow(pace, WithoutAverages))
+    kinds = AuxiliaryMachine, WithoutAverages
+    by_averages, by_states = (in_virtual_time(_follow(pace, kind, state)) for kind in kinds)
+    return by_averages, by_states
 
 
 def test_averages_are_taken_where_they_are_less_than_states() -> None:
-    by_averages, by_states = both_ways(pace=4.0)
+    by_averages, by_states = both_ways(4.0, LongState)
     assert by_averages.averages >= STEPS - 1 and not by_averages.states, "every step, from the first state on"
     assert by_averages.received < 0.75 * by_states.received
     assert len(by_averages.checkpoints) > len(by_states.checkpoints) > 4
@@ -103,6 +119,6 @@ def test_averages_are_taken_where_they_are_less_than_states() -> None:
 
 
 def test_states_are_taken_where_steps_are_many() -> None:
-    by_averages, by_states = both_ways(pace=0.2)
-    assert by_averages.states and by_averages.received <= by_states.received + LongTree(0, "").nbytes
+    by_averages, by_states = both_ways(0.2, ShortState)
+    assert by_averages.states and by_averages.received <= by_states.received + ShortTree(0, "").nbytes
     assert set(by_averages.checkpoints[1:]) <= by_averages.signed
