@@ -10,34 +10,23 @@ from simulation.state import SimulatedState, SimulatedTree
 
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease
 from tt_cli.auxiliary.member import AuxiliaryMember
+from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.identity.passes import RollBack
 from tt_cli.supervisor.events import Event
 from tt_cli.swarm.records.publisher import PeerDirectory
-from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import LockedState
 
 NUMBERS = 60, 61  # of auxiliary peers, whatever the number of members
 LOOK_SECONDS = 0.5
 
 
-class MemoryKeeper:
-    """In the place of a `StateKeeper`. disk: the states of its checkpoints, which outlive it."""
+class MemoryKeeper(StateKeeper):
+    """Without files. disk: the states of its checkpoints, which outlive it."""
 
     def __init__(self, trained: SimulatedState, disk: dict[tuple[int, str], None]):
         self.trained: Any = trained
         self.state, self._disk = LockedState(self.trained), disk
         self._accepted = self.state.position if disk else (0, "")
-
-    @property
-    def position(self) -> tuple[int, str]:
-        return self._accepted if self._accepted == self.state.position else (0, "")
-
-    @property
-    def epoch(self) -> int:
-        return self.position[0]
-
-    def accept(self) -> None:
-        self._accepted = self.state.position
 
     def save(self) -> None:
         self._disk[self.position] = None
@@ -48,14 +37,11 @@ class MemoryKeeper:
             self.state.patch(tree, {index: memoryview(tree.chunk(index)) for index in range(len(tree))})
             self.accept()
 
-    def hand_over(self) -> tuple[bytes, StateBuffer] | None:
-        return self.state.snapshot() if self.position[1] else None
-
 
 class AuxiliaryMachine(Machine):
     """Follows the members until it is killed, and again from its newest checkpoint. events: all that it told."""
 
-    averager_type, alone = SimulatedAverager, True
+    averager_type = SimulatedAverager
     keeper: MemoryKeeper | None = None
 
     @property
@@ -64,12 +50,12 @@ class AuxiliaryMachine(Machine):
 
     @property
     def due(self) -> bool:
-        """Whether its next checkpoint is: it takes its time where states come slowly, as from who hangs."""
+        """True when its next checkpoint is: it takes its time where states come slowly, as from who hangs."""
         return self.keeper is None or self.clock.monotonic() >= self.member._follower._due_at
 
     @property
     def leader(self) -> str:
-        """Whom it holds for the leader of the auxiliary peers."""
+        """The peer id that leads the auxiliary peers, as it sees it; "" for none."""
         return "" if self.keeper is None else self.member.lease.holder
 
     def start(self) -> None:

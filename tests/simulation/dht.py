@@ -30,7 +30,7 @@ from tt_cli.swarm.records.peer_record import peers_key
 from tt_cli.swarm.records.publisher import lives_of
 from tt_cli.swarm.records.validator import RecordValidator
 
-AGAIN_SECONDS = 1.0  # until a peer that could join nobody tries again
+JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
 
 
 class HashSignatures(RSASignatureValidator):
@@ -103,9 +103,9 @@ class RealDht:
                 return
             except RuntimeError:  # nobody answered
                 initial_peers = met or (initial_peers if met is not None else ())
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(JOIN_SECONDS)
             except ValidationError:  # one that answered cannot call back: as a supervisor begins again
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(JOIN_SECONDS)
 
     def is_alive(self) -> bool:
         return True

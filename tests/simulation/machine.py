@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.p2p import PeerID
 from simulation.averager import SimulatedAverager
-from simulation.dht import HashSignatures, RealDht
+from simulation.dht import JOIN_SECONDS, HashSignatures, RealDht
 from simulation.network import Dht, Network, Node, address_of
 from simulation.organiser import AUTHORITY, Holder, Orders, pass_of
 from simulation.state import SimulatedState, SimulatedTree, gradient_of
@@ -41,7 +41,6 @@ PARTS = {  # processes of a machine, and what hangs when they do
     "daemon": ("averager", "dht"),
     "": ("trainer", "averager", "dht"),
 }
-JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
 INITIAL = 0, 1  # machines through which one joins: with the fake DHT the first other one stands for both
 
 
@@ -147,10 +146,9 @@ class Machine:
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
     whose it is, in a closed run; "" in an open one. dht: `RealDht`, or what stands in.
-    initial: through whom it joins; the first of these is the first of all. met: through whom, where none answers.
+    initial: through whom it joins; the first of these is the first of all. met: through whom, where none answers;
+    None: then it begins alone.
     """
-
-    alone = False  # whether it begins where nobody answers
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
@@ -188,10 +186,6 @@ class Machine:
         return self.state.epoch, self.state.digest
 
     @property
-    def _comes_back(self) -> bool:
-        return self.starts > 1 or self._joins
-
-    @property
     def name(self) -> str:
         return str(self.peer_id)
 
@@ -215,12 +209,12 @@ class Machine:
     async def _join(self, node: Node, identity: Any) -> tuple[Any, list[str]]:
         """A DHT node that has joined the others, and through whom it may have."""
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
-        first = self.number == self._initial[0] and not self._comes_back
+        first = self.number == self._initial[0] and self.starts == 1 and not self._joins
         known = [] if first else self._addresses(self._initial)
         if self._dht_type is RealDht:
             signatures = HashSignatures(identity.key)
             dht: Any = RealDht(node, self.run, self.holder(), signatures, self.client, self.dht, self.clock)
-            await dht.join(known, None if self.alone else self._addresses(self._met))
+            await dht.join(known, None if self._met is None else self._addresses(self._met))
         else:
             dht, known = Dht(node, self.holder(), self.client, self.dht), known[:1]
             while self.starts > 1 and not self.network.reaches(self.number):
@@ -292,7 +286,7 @@ class Machine:
             self.last_round = event
         elif isinstance(event, Step) and not process.dead:
             if self._archives:
-                self.checkpoints[self.state.epoch, self.state.digest] = None
+                self.checkpoints[self.position] = None
             self.accompanied |= self.last_round.outcome != "alone"
             self._watch(self, event, self.last_round.outcome == "alone")
 

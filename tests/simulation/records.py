@@ -62,7 +62,7 @@ class SimulatedPeers:
         carrier = MeteredNode(self._network, number, PeerID.from_base58(identity.peer_id), Process([]))
         self.nodes.append(carrier)
         dht = RealDht(carrier, self._run, Admission(self._run), RSASignatureValidator(key), clock=self.clock)
-        await dht.join(first, None)
+        await dht.join(first, ())
         self.peers.append(RecordPeer(number, self._run, self._seconds, dht, identity, self.clock))
 
     def sent(self) -> list[int]:

@@ -379,7 +379,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         machines.append(Machine(network, number, run_file, watch, **ways[number]))
     auxiliaries = [
         AuxiliaryMachine(
-            network, number, run_file, None, dht=RealDht, initial=initial, user="auxiliary" if closed else ""
+            network, number, run_file, None, dht=RealDht, initial=initial, met=None, user="auxiliary" if closed else ""
         )
         for number in NUMBERS[: scenario.auxiliaries]
     ]
@@ -410,7 +410,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
             words = f"a defect: of a liar: {network.defect!r}"
         elif loop.time() >= until:
             goal = goal or watch.top + STEPS_AFTER
-            states = {(machine.era, machine.state.epoch, machine.state.digest) for machine in honest}
+            states = {(machine.era, *machine.position) for machine in honest}
             same = len(states) == 1 and min(states)[:2] >= (watch.era, goal)
             if len(honest) < 2 or (same and _serve(serving, goal - STEPS_AFTER)):
                 break  # who is left alone may have to wait for the others for ever
@@ -421,7 +421,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
     overruled = 0
     try:
         overruled = watch.overruled() if not words else 0
-        if overruled and not scenario.apart and not scenario.phantoms:
+        if overruled and not scenario.apart and not any(fault.kind == "phantoms" for fault in schedule.faults):
             words = f"agreement: {overruled} steps were overruled"
     except Violation as violation:
         words = str(violation)
@@ -443,7 +443,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
 
 
 def _serve(auxiliaries: Sequence[AuxiliaryMachine], epoch: int) -> bool:
-    """Whether all of them hold this step or a later one, where one was due, and agree on which of them leads."""
+    """Tell whether all of them hold this step or a later one, where one was due, and agree on which of them leads."""
     leaders = {machine.leader for machine in auxiliaries}
     agreed = not auxiliaries or (len(leaders) == 1 and leaders <= {machine.name for machine in auxiliaries})
     return agreed and all(machine.position[0] >= epoch or not machine.due for machine in auxiliaries)
@@ -451,10 +451,10 @@ def _serve(auxiliaries: Sequence[AuxiliaryMachine], epoch: int) -> bool:
 
 async def _crash(machine: Machine, fault: Fault) -> None:
     await asyncio.sleep(fault.start / 2)
-    machine.backup = machine.state.epoch, machine.state.digest
+    machine.backup = machine.position
     await asyncio.sleep(fault.start / 2)
     if fault.how == "newest":
-        machine.backup = machine.state.epoch, machine.state.digest
+        machine.backup = machine.position
     machine.kill()
     await asyncio.sleep(fault.stop - fault.start)
     if fault.how != "for good":
@@ -509,7 +509,7 @@ def _die(machines: list[Machine], fault: Fault, until: float, tasks: list[asynci
     if fault.kind == "silence":  # what it does until then comes late
         machine.stop(now, min(now + fault.stop, until))
     elif machine.alive and now < until:
-        machine.backup = machine.state.epoch, machine.state.digest
+        machine.backup = machine.position
         machine.kill()
         tasks.append(asyncio.create_task(begin_again()))
 

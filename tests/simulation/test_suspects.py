@@ -283,28 +283,29 @@ def test_what_breaks_the_thread_of_rounds_ends_training(
     in_virtual_time(run())
 
 
-def test_who_voted_for_an_average_of_nothing_gives_what_it_computes_later() -> None:
-    """Who has all samples ends as the round begins, and the two others vote for what nobody gave anything to."""
+@pytest.mark.parametrize("waits", [False, True], ids=["", "computes nothing amid a round"])
+def test_who_voted_for_an_average_of_nothing_gives_what_it_computes_later(waits: bool) -> None:
+    """Who has all samples ends as the round begins, and the others vote for what nobody gave anything to."""
 
     async def work() -> tuple[int, int]:
-        steps, network = list[int](), Network(random.Random(0), Line(), (), {})
+        steps, network, run = list[int](), Network(random.Random(0), Line(), (), {}), run_of(4, "mean")
 
         def note(machine: Machine, step: Step, alone: bool) -> None:
             steps.append(step.epoch)
 
-        machines = [Machine(network, number, run_of(3, "mean"), note, idle=number != 2) for number in range(3)]
-        for machine in machines:
+        *idle, last = [Machine(network, number, run, note, idle=number != 3, waits=waits) for number in range(4)]
+        for machine in (*idle, last):
             machine.start()
-        while len(steps) < 6 or not machines[2].collaboration._averages:
+        while len(steps) < 8 or not last.collaboration._averages:
             await asyncio.sleep(0.01)
-        machines[2].kill()
+        last.kill()
         await asyncio.sleep(5.0)
-        before, machines[0].idle = len(steps), False
-        assert all(machine.collaboration.averager._voted.votes for machine in machines[:2])
+        before, idle[0].idle = len(steps), False
+        assert all(machine.collaboration.averager._voted.votes for machine in idle)
         await asyncio.sleep(30.0)
-        for machine in machines:
+        for machine in idle:
             machine.kill()
         return before, len(steps)
 
     before, after = in_virtual_time(work())
-    assert before == 6 and after > 8
+    assert before == 8 and after > 8

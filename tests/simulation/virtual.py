@@ -25,7 +25,7 @@ from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.clock import Clock
 
 EPOCH = 1000.0
-TIMED = "hivemind.dht.protocol", "hivemind.dht.routing", "hivemind.dht.node", "hivemind.utils.timed_storage"  # no clock
+TIMED = "hivemind.dht.protocol", "hivemind.dht.routing", "hivemind.dht.node", "hivemind.utils.timed_storage"
 Value = TypeVar("Value")
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -182,7 +182,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 def in_virtual_time(work: Coroutine[Any, Any, Value]) -> Value:
     """Run it to its end on a loop of its own, and end whatever it began. Returns what it returns."""
     loop, patched = VirtualLoop(), contextlib.ExitStack()
-    for module in TIMED:
+    for module in TIMED:  # they take no clock
         patched.enter_context(mock.patch(f"{module}.get_dht_time", loop.time))
     patched.enter_context(mock.patch.object(PeerID, "__hash__", _steady_hash))
     try:

@@ -1,4 +1,4 @@
-"""What an auxiliary peer is to the swarm: it follows the state, hands it out, leads the others of its kind or not."""
+"""An auxiliary peer's part in the swarm: it follows the state, hands it out, leads the others of its kind or not."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ class Collaboration:
         started = self.clock.monotonic()
         self._hold()
         encoding = self.clock.monotonic() - started
-        view, voted = self.board.view if self._matchmaker.standing else self._wait_for_late(started), False
+        view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
         while not self._closing and self.orders.due is None:
             if self._behind(view):
                 self._matchmaker.drop()
@@ -406,11 +406,10 @@ class Collaboration:
                     return
                 self._averages = False
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
-                voted |= result.voted
                 if result.voted and self._follow(self.board.view, plan, started):
                     return
                 self.board.renew()
-                if not (voted or held.samples or self._accumulator.ready):
+                if not (held.samples or self._accumulator.ready):
                     self._wait_amid_round()
             elif not held.samples:
                 self._wait_amid_round()

@@ -65,7 +65,7 @@ def digest_of(record: DHTRecord) -> bytes:
 
 
 class Nearest(NamedTuple):
-    """What a search found: nodes, nearest first. known: whom it could begin with. until: it serves."""
+    """The outcome of a search: nodes, nearest first. known: those it could begin with. until: it serves."""
 
     nodes: dict[DHTID, PeerID]
     known: list[PeerID]
