@@ -169,6 +169,7 @@ class Machine:
         self.checkpoints = dict[tuple[int, str], None]()
         self.error: BaseException | None = None
         self.accompanied = False  # it made a step with others
+        self.joined = False  # others, or began as the first
         self.starts = 0
 
     @property
@@ -194,7 +195,7 @@ class Machine:
         if self.starts:
             self.kill()
         self.trainer, self.process, self.dht = (Process(stops) for stops in self._stops.values())
-        self.starts += 1
+        self.starts, self.joined = self.starts + 1, False
         self.state = self._state_type(self.backup)
         self.line = self._line or (measured_line(self.network, self.number) if self.network.lines else None)
         self.node = node = Node(self.network, self.number, self.peer_id, self.process, self.line)
@@ -204,6 +205,7 @@ class Machine:
     async def _begin(self, node: Node) -> None:
         self.clock, identity = VirtualClock(self._skew), identity_of(self.number)
         dht, known = await self._join(node, identity)
+        self.joined = True
         self._work(dht, identity, known)
 
     async def _join(self, node: Node, identity: Any) -> tuple[Any, list[str]]:

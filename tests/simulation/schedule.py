@@ -414,6 +414,8 @@ async def _run(schedule: Schedule, log: bool) -> Result:
             same = len(states) == 1 and min(states)[:2] >= (watch.era, goal)
             if len(honest) < 2 or (same and _serve(serving, goal - STEPS_AFTER)):
                 break  # who is left alone may have to wait for the others for ever
+            if not any(machine.joined and not machine.client for machine in (*honest, *serving)):
+                break  # who begins anew finds nobody who accepts connections, and those in client mode find nobody
             if loop.time() > deadline:
                 apart = sorted((m.number, m.era, m.state.epoch, m.state.digest[:6]) for m in honest)
                 held = [(m.number, *m.position, m.leader[-6:]) for m in serving]
