@@ -33,7 +33,7 @@ __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
-LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 1.5  # without a word of what to expect: then a look every so often
+LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 2.5  # without a word of what to expect: then a look every so often
 NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
 RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
 SILENT_RENEWALS = 2.5  # without a word for so long who votes has no voice: it may hang, or have ended
