@@ -141,7 +141,7 @@ class Watch:
             state.taken_at = asyncio.get_running_loop().time()
         # who is further behind, as after a restart, does not count until it has caught up
         began = asyncio.get_running_loop().time() if alone else averager.began_at
-        there = [m for m in self.machines if m.honest and m.alive and m.era == era]
+        there = [m for m in self.machines if m.honest and m.alive and m.joined and m.era == era]
         living = [m for m in there if self._counts(m, state.epoch - 1, began)]
         if alone:
             anew = era > 0 and machine.starts > 1  # after an order: it sees nobody before another one is back, too

@@ -30,7 +30,7 @@ NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 SEARCH_SECONDS = 120.0  # that a search serves, if no node that keeps the records fails and no nearer one comes
 ALL_SECONDS = 2.0  # that a look, or a renewal, waits for all whom it asks, if one has answered
-KEEPERS_TURN = 3  # one of so many looks of a node that is far from a key: who surrounds it could hide records from the others
+KEEPERS_TURN = 3  # one of so many looks of a node far from a key: those around it might hide records from the others
 ONE_SECONDS, ANSWERS = 1.0, 2  # after which a look in turn asks the next one; of nodes behind, with which it ends
 
 

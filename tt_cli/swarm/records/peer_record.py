@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from tt_cli.identity.passes import MAX_PASS
 
 MAX_NUMBER = 1e12
+RENEW_SECONDS = 15.0  # between two records of a peer, at most: what tells that it is there, or leads, is no older
 Text = Annotated[str, StringConstraints(max_length=80)]
 Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=MAX_NUMBER)]

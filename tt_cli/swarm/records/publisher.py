@@ -26,7 +26,7 @@ from tt_cli.swarm.membership.control_notices import LIFE_SECONDS, ControlNotices
 from tt_cli.swarm.membership.rsa_identity import Identity, owners_of, peer_id_of
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
 from tt_cli.swarm.records.consensus import SwarmState, Vote, voters_among
-from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
+from tt_cli.swarm.records.peer_record import RENEW_SECONDS, HistoryRecord, PeerRecord, history_key, peers_key
 
 __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 
@@ -35,7 +35,6 @@ logger = get_logger(__name__)
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 LONG_ROUND_SECONDS, IN_ROUND_SECONDS = 3.0, 2.5  # without a word of what to expect: then a look every so often
 NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new samples are told
-RENEW_SECONDS = 15.0  # at most: what tells that a peer is there, and that it leads, is no older
 SILENT_RENEWALS = 2.5  # without a word for so long who votes has no voice: it may hang, or have ended
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
@@ -134,13 +133,13 @@ async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
     await asyncio.gather(*map(ping, dict.fromkeys([*lost[:MOST_PINGED], *table.initial])))
 
 
-def enough_untold(untold: int, missing: int, members: int) -> bool:
-    """Tell whether a peer has to tell its samples. untold: those. missing: for a step, as all have told.
+def too_unlike(unexpected: float, missing: float, members: int) -> bool:
+    """Tell whether a peer has to tell its samples. unexpected: how many more or fewer than the others expect of it.
 
-    A third of its share of what is missing is what each keeps to itself at most. So more than two thirds of that are
-    missing in truth, and the last sample is told by who has it; what comes beyond begins nothing.
+    missing: for a step, as they expect. Each keeps a third of its share of that to itself at most. So more than two
+    thirds of it are missing in truth; what comes beyond begins nothing.
     """
-    return 3 * untold * members >= missing > 0
+    return 3 * unexpected * members >= missing > 0
 
 
 class PeerDirectory:
@@ -192,7 +191,7 @@ class PeerDirectory:
         """
         with self._lock:
             before, self._expected_at = self._pause(), self._clock.monotonic()
-            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 2))
             if self.pace < before:
                 self._lock.notify_all()
 
@@ -211,8 +210,8 @@ class PeerDirectory:
         with self._lock:
             record = record.changed(vote=self._vote.of(record))
             previous, self._record = self._record, record
-            untold, missing, _ = self._untold(record)
-            if previous is None or previous.state != record.state or untold >= missing > 0:
+            told = self._published.samples if self._published is not None else 0
+            if previous is None or previous.state != record.state or record.samples - told >= self._missing(told) > 0:
                 self._urgent = True
                 self._lock.notify_all()
 
@@ -316,16 +315,28 @@ class PeerDirectory:
             return False
         speed, told = new.samples_per_second, old.samples_per_second
         changed = abs(speed - told) > told / 4 or any(getattr(new, name) != getattr(old, name) for name in NEEDED)
-        untold, missing, members = self._untold(new)
-        near = self.pace < NEAR_SECONDS and untold > 0 and missing > 0
-        return changed or near or enough_untold(untold, missing, members)
+        missing, untold = self._missing(old.samples), new.samples - old.samples
+        near = self.pace < NEAR_SECONDS and untold != 0 and missing > 0
+        expected = told * min(self._clock.monotonic() - self._published_at, self._renewal)
+        left, members = missing - expected - self.untold(), len(self._others()) + 1
+        return changed or near or too_unlike(abs(untold - expected), left, members)
 
-    def _untold(self, new: PeerRecord) -> tuple[int, int, int]:
-        """Samples that this peer has not told, those that are missing for a step as all have told, its members."""
-        told = self._published.samples if self._published is not None else 0
-        members = [record for record in self.view.members(*new.state) if record.peer_id != new.peer_id]
-        missing = self._run.swarm.target_batch_size - told - sum(record.samples for record in members)
-        return abs(new.samples - told), missing, len(members) + 1
+    def _others(self) -> list[PeerRecord]:
+        """All other members that hold the state of this peer's record."""
+        own = self._record
+        return [r for r in self.view.members(*own.state) if r.peer_id != own.peer_id] if own is not None else []
+
+    def _missing(self, told: int) -> int:
+        """Samples that a step lacks, as all have told. told: what this peer did."""
+        return self._run.swarm.target_batch_size - told - sum(record.samples for record in self._others())
+
+    def untold(self) -> float:
+        """Samples that the others at this peer's state have computed since they told theirs, as their speeds say."""
+        latest, untold = self._clock.monotonic() + self._life, 0.0
+        for record in self._others():
+            _, until = self._known.get(record.peer_id, (record, latest))
+            untold += record.samples_per_second * min(latest - until, self._renewal)
+        return untold
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
