@@ -194,7 +194,10 @@ def test_samples_that_were_not_told_are_expected_by_speed_until_the_next_renewal
     see(member, record("a", time=1001.0))
     assert member.untold() == 2.0
     clock.now += 1000.0
-    assert member.untold() == 2.5 * room.RENEW_SECONDS
+    assert member.untold() == 2 * room.RENEW_SECONDS + 7, "in whole samples, or micro-batches"
+    slow = record(samples_per_second=3.0, micro_batch=64)
+    assert [slow.untold(seconds) for seconds in (-1.0, 21.0, 64 / 3, 1000.0)] == [0.0] * 4
+    assert record(samples_per_second=9.0, micro_batch=64).untold(15.0) == 128.0
 
 
 def test_looks_are_rarer_in_a_long_round_and_the_next_one_comes_when_it_ends(

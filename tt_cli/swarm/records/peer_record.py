@@ -133,6 +133,14 @@ class PeerRecord(PeerFigures):
         """(epoch, digest) of the state that it holds."""
         return self.epoch, self.digest
 
+    def untold(self, seconds: float) -> float:
+        """Samples that it has computed so many seconds after it told this, if it is as fast still.
+
+        Whole micro-batches, as only these count, and those of the time until it tells again at most.
+        """
+        size = self.micro_batch or 1
+        return size * (self.samples_per_second * min(RENEW_SECONDS, max(0.0, seconds)) // size)
+
     def changed(self, **fields: Any) -> PeerRecord:
         """The record with these fields, which are not checked; itself where it has them."""
         known = self.__dict__

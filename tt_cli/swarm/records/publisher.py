@@ -317,7 +317,7 @@ class PeerDirectory:
         changed = abs(speed - told) > told / 4 or any(getattr(new, name) != getattr(old, name) for name in NEEDED)
         missing, untold = self._missing(old.samples), new.samples - old.samples
         near = self.pace < NEAR_SECONDS and untold != 0 and missing > 0
-        expected = told * min(self._clock.monotonic() - self._published_at, self._renewal)
+        expected = old.untold(self._clock.monotonic() - self._published_at)
         left, members = missing - expected - self.untold(), len(self._others()) + 1
         return changed or near or too_unlike(abs(untold - expected), left, members)
 
@@ -332,11 +332,9 @@ class PeerDirectory:
 
     def untold(self) -> float:
         """Samples that the others at this peer's state have computed since they told theirs, as their speeds say."""
-        latest, untold = self._clock.monotonic() + self._life, 0.0
-        for record in self._others():
-            _, until = self._known.get(record.peer_id, (record, latest))
-            untold += record.samples_per_second * min(latest - until, self._renewal)
-        return untold
+        latest = self._clock.monotonic() + self._life
+        ends = ((record, self._known.get(record.peer_id, (record, latest))[1]) for record in self._others())
+        return sum(record.untold(latest - until) for record, until in ends)
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from tt_cli.swarm.records.consensus import SwarmState, speeds, voters_among
+from tt_cli.swarm.records.consensus import SwarmState, voters_among
 from tt_cli.swarm.records.peer_record import (
     MAX_NUMBER,
-    RENEW_SECONDS,
     Count,
     Finite,
     Hex,
@@ -136,9 +135,8 @@ def take_snapshot(
     level = [record for record in trainers if record.epoch == epoch]
     per_second = view.samples_per_second()
     target = run.swarm.target_batch_size
-    told, ages = sum(record.samples for record in level), [now - record.time for record in level]
-    untold = sum(speed * min(RENEW_SECONDS, max(0.0, age)) for speed, age in zip(speeds(level), ages, strict=True))
-    samples = max(told, min(target, told + int(untold)))
+    told = sum(record.samples for record in level)
+    samples = max(told, min(target, told + int(sum(record.untold(now - record.time) for record in level))))
     due = -(-target // run.optimizer.inner_batch) if run.optimizer.name == "local" else None
     losses = [record.loss for record in level if record.loss is not None and _possible(record.loss)]
     steps = sorted(step for step in history.steps if _possible(step[1])) if history is not None else []
