@@ -364,11 +364,10 @@ class Collaboration:
                     self._averages = False
                     self._wake()
                 else:
-                    missing = self._target - self._samples_so_far(view)
-                    seconds = missing / max(view.samples_per_second(), 1e-9)
-                    self.board.expect(seconds)
-                    if not self._selector.late(view, *self.state.position):
-                        self._matchmaker.prepare(self._plan(view), seconds)
+                    speed, told = max(view.samples_per_second(), 1e-9), self._samples_of_swarm(view)
+                    self.board.expect((self._target - self._samples_so_far(view)) / speed)
+                    if not self._selector.late(view, *self.state.position):  # by what was told, for that all know
+                        self._matchmaker.prepare(self._plan(view), (self._target - told) / speed)
                     self._wait()
         except BaseException as error:  # handed to the training thread, which ends the peer with it
             self._broken = error

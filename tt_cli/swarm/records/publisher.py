@@ -191,7 +191,7 @@ class PeerDirectory:
         """
         with self._lock:
             before, self._expected_at = self._pause(), self._clock.monotonic()
-            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 2))
+            self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
             if self.pace < before:
                 self._lock.notify_all()
 
