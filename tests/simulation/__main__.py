@@ -10,7 +10,8 @@ from collections import Counter
 
 from simulation.mutants import MUTANTS, caught
 from simulation.report import table
-from simulation.schedule import SCENARIOS, Schedule, run, shrunk
+from simulation.scenarios import SCENARIOS
+from simulation.schedule import Schedule, run, shrunk
 
 EXAMPLES = """examples:
   scripts/simulate --scenario partition --seeds 200000

@@ -11,7 +11,8 @@ import pytest
 from simulation.machine import run_of
 from simulation.mutants import MUTANTS, caught, changed
 from simulation.report import first_broken, table
-from simulation.schedule import SCENARIOS, Fault, Schedule, run
+from simulation.scenarios import SCENARIOS
+from simulation.schedule import Fault, Schedule, run
 
 pytestmark = pytest.mark.slow
 

@@ -219,6 +219,24 @@ def test_who_does_not_answer_holds_no_look_up(monkeypatch: pytest.MonkeyPatch) -
     run(test())
 
 
+def test_a_look_ends_in_time_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_search, "ONE_SECONDS", 0.1)
+    monkeypatch.setattr(dht_search, "ALL_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with started(1) as nodes:
+            liar, key = await nodes.hide()
+            reader = nodes.nodes[0]
+            await publish([reader], key)
+            await read(reader, key)
+            liar.silent = True
+            for _ in range(3):
+                async with asyncio.timeout(2.0):  # less than a call waits
+                    assert str(reader.peer_id) in await values(reader, key)
+
+    run(test())
+
+
 def test_who_failed_is_asked_again_as_soon_as_it_is_no_longer_avoided() -> None:
     """Though a search that left it out would serve for two minutes, and it was in the routing table all the time."""
 
