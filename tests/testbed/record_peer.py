@@ -110,8 +110,8 @@ class RecordPeer:
                 if missing <= 0:
                     self._due_at = self._due_at or self._clock.monotonic()
                 elif not self._in_round:
-                    computed = missing - self._board.untold()
-                    self._board.expect(max(0.0, computed) / max(view.samples_per_second(), 1e-9))
+                    left = max(0.0, missing - self._board.untold())
+                    self._board.expect(left / max(view.samples_per_second(), 1e-9))
             self._clock.sleep(LOOK_SECONDS)
 
     def _publish(self) -> None:

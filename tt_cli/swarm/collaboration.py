@@ -220,7 +220,7 @@ class Collaboration:
         view, mine = self.board.view, self._throughput.per_second()
         others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
         swarm = mine + sum(record.samples_per_second for record in others)
-        samples = self._samples_so_far(view)
+        samples = self._samples_of_swarm(view)
         sent_per_hour, received_per_hour = bytes_per_hour(list(self._moved))
         recent = self._accumulator.new if self._accumulator.new.samples else self._last_loss
         self.emit(
@@ -313,11 +313,6 @@ class Collaboration:
         others = [r for r in view.members(*self.state.position) if r.peer_id != self.peer_id]
         return self._accumulator.samples + sum(record.samples for record in others)
 
-    def _samples_so_far(self, view: SwarmState) -> int:
-        """With what the others have not told yet, but for more than a step needs."""
-        told = self._samples_of_swarm(view)
-        return max(told, min(self._target, told + int(self.board.untold())))
-
     def _due(self, view: SwarmState) -> bool:
         return not self.finished and self._accumulator.settled and self._samples_of_swarm(view) >= self._target
 
@@ -364,10 +359,10 @@ class Collaboration:
                     self._averages = False
                     self._wake()
                 else:
-                    speed, told = max(view.samples_per_second(), 1e-9), self._samples_of_swarm(view)
-                    self.board.expect((self._target - self._samples_so_far(view)) / speed)
+                    missing, speed = self._target - self._samples_of_swarm(view), max(view.samples_per_second(), 1e-9)
+                    self.board.expect(max(0.0, missing - self.board.untold()) / speed)
                     if not self._selector.late(view, *self.state.position):  # by what was told, for that all know
-                        self._matchmaker.prepare(self._plan(view), (self._target - told) / speed)
+                        self._matchmaker.prepare(self._plan(view), missing / speed)
                     self._wait()
         except BaseException as error:  # handed to the training thread, which ends the peer with it
             self._broken = error

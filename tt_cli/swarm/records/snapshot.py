@@ -126,8 +126,7 @@ def take_snapshot(
 
     The swarm's epoch is the one that most voters agree on; before anybody votes the largest of
     any trainer, or of any auxiliary peer where nobody trains. Samples of trainers behind it are not counted: they
-    belong to a step that has been made without them. Of the others as many count as they have computed by now at their
-    speed, for they tell few of them, but for more than the step needs.
+    belong to a step that has been made without them.
     """
     trainers = [record for record in records if record.role == "trainer"]
     view = SwarmState.of(records)
@@ -135,8 +134,7 @@ def take_snapshot(
     level = [record for record in trainers if record.epoch == epoch]
     per_second = view.samples_per_second()
     target = run.swarm.target_batch_size
-    told = sum(record.samples for record in level)
-    samples = max(told, min(target, told + int(sum(record.untold(now - record.time) for record in level))))
+    samples = sum(record.samples for record in level)
     due = -(-target // run.optimizer.inner_batch) if run.optimizer.name == "local" else None
     losses = [record.loss for record in level if record.loss is not None and _possible(record.loss)]
     steps = sorted(step for step in history.steps if _possible(step[1])) if history is not None else []
