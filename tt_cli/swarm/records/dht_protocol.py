@@ -221,11 +221,11 @@ class DHTProtocol(protocol.DHTProtocol):
             return None
 
     async def rpc_records(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """Answer with the known records that the caller lacks, and whether it has newer ones."""
+        """Answer with the kept records that the caller lacks, and whether it has newer ones."""
         key, held = RECORDS_REQUEST.read(request)
         theirs, records = dict(HELD.iter_unpack(held)), []
         behind = set(theirs)
-        for subkey, (chain, until) in self.known(DHTID.from_bytes(key)).items():
+        for subkey, (chain, until) in self.kept(DHTID.from_bytes(key)).items():
             tag = tag_of(subkey)
             if (last := theirs.get(tag)) is None:
                 records.append((MSGPackSerializer.dumps(subkey), chain))

@@ -23,14 +23,12 @@ from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.swarm.clock import loop_time
-from tt_cli.swarm.records.dht_protocol import node_id_of
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 SEARCH_SECONDS = 120.0  # that a search serves, if no node that keeps the records fails and no nearer one comes
 ALL_SECONDS = 2.0  # that a look, or a renewal, waits for all whom it asks, if one has answered
-KEEPERS_TURN = 3  # one of so many looks of a node far from a key: those around it might hide records from the others
 ONE_SECONDS, ANSWERS = 1.0, 2  # after which a look in turn asks the next one; of nodes behind, with which it ends
 
 
@@ -123,20 +121,17 @@ class DHTNode(hivemind_node.DHTNode):
         """All records under a key as {subkey: record}, those that were read before too; None without any.
 
         latest: ask all nodes that keep them for what is newer, as after a search; else the one whose turn it is, and a
-        second one if that is behind. Where a search finds as many nodes as it can, and all of them are nearer than this
-        one, two of three looks go to the others of these, who answer with what they have read themselves.
+        second one if that is behind.
         """
         place = DHTID.generate(source=key)
         nodes, anew = await self._search(place)
         peers = list(dict.fromkeys(nodes.values()))
-        keepers, around = peers[: self.num_replicas], peers[self.num_replicas :]
-        self._turn += 1
         if latest or anew:
-            await self._ask_all(place, peers if anew else keepers)
-        elif self._turn % KEEPERS_TURN and self._is_far(place, peers):
-            await self._ask_in_turn(place, around, 1)
+            await self._ask_all(place, peers if anew else peers[: self.num_replicas])
         else:
-            await self._ask_in_turn(place, keepers, ANSWERS)
+            self._turn += 1
+            first = self._turn % max(1, min(self.num_replicas, len(peers)))
+            await self._ask_in_turn(place, peers[first : self.num_replicas] + peers[:first])
         known = self.protocol.known(place)
         records = {
             subkey: ValueWithExpiration(self.protocol.opened(place, subkey, chain), until)
@@ -187,24 +182,17 @@ class DHTNode(hivemind_node.DHTNode):
             if late and all(task.result() is None for task in answered):
                 await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
 
-    def _is_far(self, key: DHTID, peers: Sequence[PeerID]) -> bool:
-        """Tell whether a search finds as many as it can, and all but the initial ones are nearer than this node."""
-        others = [peer for peer in peers if peer not in self.protocol.routing_table.initial]
-        full = len(peers) == self.protocol.bucket_size
-        return full and all(node_id_of(peer) ^ key < self.node_id ^ key for peer in others)
-
-    async def _ask_in_turn(self, key: DHTID, peers: Sequence[PeerID], enough: int) -> None:
-        """Ask the next of these, and others until one is not behind, or so many have answered.
+    async def _ask_in_turn(self, key: DHTID, peers: Iterable[PeerID]) -> None:
+        """Ask one after the other until one is not behind, or enough have answered.
 
         What comes later is known then: a peer whose line was down for a second must not wait for what that took.
         """
-        first = (self.node_id + self._turn) % max(1, len(peers))  # not the same one as all others do
         asked, answers = set[asyncio.Task[bool | None]](), list[bool]()
-        for peer in (*peers[first:], *peers[:first]):
+        for peer in peers:
             asked.add(asyncio.create_task(self._ask(key, peer)))
             done, asked = await asyncio.wait(asked, timeout=ONE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             answers += [answer for task in done if (answer := task.result()) is not None]
-            if any(answers) or len(answers) >= enough:
+            if any(answers) or len(answers) >= ANSWERS:
                 return
         if asked and not answers:
             await asyncio.wait(asked, timeout=ALL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
