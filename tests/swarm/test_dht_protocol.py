@@ -200,10 +200,15 @@ def test_where_a_node_has_lost_records_a_second_one_is_asked() -> None:
     run(test())
 
 
-def test_who_does_not_answer_holds_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks wait for less."""
     monkeypatch.setattr(dht_search, "ONE_SECONDS", 0.3)
     monkeypatch.setattr(dht_search, "ALL_SECONDS", 0.3)
 
+
+@pytest.mark.usefixtures("hurried")
+def test_who_does_not_answer_holds_no_look_up() -> None:
     async def test() -> None:
         async with started(3) as nodes:
             liar, key = await nodes.hide()
@@ -219,10 +224,8 @@ def test_who_does_not_answer_holds_no_look_up(monkeypatch: pytest.MonkeyPatch) -
     run(test())
 
 
-def test_a_look_ends_in_time_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_search, "ONE_SECONDS", 0.1)
-    monkeypatch.setattr(dht_search, "ALL_SECONDS", 0.1)
-
+@pytest.mark.usefixtures("hurried")
+def test_a_look_ends_in_time_though_nobody_answers() -> None:
     async def test() -> None:
         async with started(1) as nodes:
             liar, key = await nodes.hide()

@@ -28,7 +28,7 @@ from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 SEARCH_SECONDS = 120.0  # that a search serves, if no node that keeps the records fails and no nearer one comes
-ALL_SECONDS = 2.0  # that a look, or a renewal, waits for all whom it asks, if one has answered
+ALL_SECONDS = 2.0  # that a look, or a renewal, waits for all whom it asks, if one has answered; in turn, if none has
 ONE_SECONDS, ANSWERS = 1.0, 2  # after which a look in turn asks the next one; of nodes behind, with which it ends
 
 
