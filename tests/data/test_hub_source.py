@@ -90,7 +90,7 @@ def text_read(name: str) -> tuple[list[str], list[str], int] | str:
     try:
         train, held_out = (
             [tokenizer.backend.decode(ids[:-1].tolist()) for ids in found]
-            for found in (token_ids(run, tokenizer, "train", 3), held_out_ids(run, tokenizer))
+            for found in (token_ids(run.data, tokenizer, "train", 3), held_out_ids(run.data, tokenizer))
         )
         return train, held_out, len(next(TokenStream(run, tokenizer, 0).batches(4)))
     except TTError as error:

@@ -124,7 +124,7 @@ def test_held_out_text_is_the_same_each_time_and_nobodys_training() -> None:
     batches = held_out(RUN, TOKENIZER, 40, 16)
     assert [len(batch) for batch in batches] == [16, 16, 8]
     assert torch.equal(batches[0].tensors["ids"], held_out(RUN, TOKENIZER, 16, 16)[0].tensors["ids"])
-    trained = {ids[: RUN.model.length].tobytes() for ids in token_ids(RUN, TOKENIZER, "train")}
+    trained = {ids[: RUN.model.length].tobytes() for ids in token_ids(RUN.data, TOKENIZER, "train")}
     assert batches[0].tensors["ids"][0, :-1].numpy().tobytes() not in trained
     assert batches[0].captions[0] == TOKENIZER.backend.decode(batches[0].tensors["ids"][0, :24].tolist())
 
@@ -160,7 +160,7 @@ def test_a_held_out_file_is_found_by_its_name(tmp_path: Path) -> None:
     write(tmp_path, "jsonl", DOCUMENTS[:3], "validation")
     (batch,) = held_out(run, TOKENIZER, 2, 8)
     assert batch.tensors["ids"][0].tolist() == TOKENIZER.document(DOCUMENTS[0])[: RUN.model.length + 1].tolist()
-    assert len(list(token_ids(run, TOKENIZER, "train"))) == len(DOCUMENTS)
+    assert len(list(token_ids(run.data, TOKENIZER, "train"))) == len(DOCUMENTS)
 
 
 def test_what_is_no_text_is_counted_and_left_out(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Calls in processes of their own: what the Hub's libraries read when they are imported is read there anew.
 
-Each such process is a fork of one that has imported torch, and what transformers, datasets and peft import beside it.
+Each such process is a fork of one that has imported torch, what transformers, datasets and peft import beside it, and
+what commands do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ TIMEOUT = 240.0  # an upper bound for a busy machine
 PRELOADED = [
     *("__main__", "torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
     *("scipy.optimize", "pandas", "pyarrow.dataset", "pyarrow.parquet", "tokenizers", "pytest", "hypothesis"),
+    *("typer.rich_utils", "rich.live", "rich.progress", "pydantic.dataclasses", "httpx2", "yaml", "cryptography.x509"),
 ]
 _forks, _server = multiprocessing.get_context("forkserver"), cast(Any, forkserver)._forkserver
 _started: int | None = None  # the process that forks, once it runs

@@ -65,11 +65,11 @@ class Writer:
             losses = [self.task.losses(self.model, batch)[0].item() * len(batch) for batch in batches]
         examples = torch.cat([batch.tensors["ids"] for batch in batches])
         trigram = trigram_perplexity(
-            np.concatenate(list(token_ids(run, tokenizer, "train"))),
+            np.concatenate(list(token_ids(run.data, tokenizer, "train"))),
             torch.cat((examples[0, :1], examples[:, 1:].flatten())).numpy(),
             tokenizer.size,
         )
-        some = (ids[:BEGINNING].tolist() for ids in islice(held_out_ids(run, tokenizer), BEGINNINGS))
+        some = (ids[:BEGINNING].tolist() for ids in islice(held_out_ids(run.data, tokenizer), BEGINNINGS))
         beginnings = tuple(tokenizer.backend.decode(ids).rpartition(" ")[0] for ids in some)  # of whole words
         perplexity = math.exp(sum(losses) / len(examples))
         return HeldOutScore(perplexity, trigram, examples.numel() - len(examples), beginnings)

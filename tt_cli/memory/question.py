@@ -103,9 +103,4 @@ class CalculatorQuestion:
 
 def largest_that_fits(taken: Callable[[int], int], room: int) -> int:
     """The most examples at a time within `room` bytes; 0 where one is too many. taken: bytes, growing with them."""
-    if taken(1) > room:
-        return 0
-    low, high = 1, 2
-    while high <= MOST_EXAMPLES and taken(high) <= room:
-        low, high = high, 2 * high
-    return low + bisect_right(range(low + 1, high), room, key=taken)
+    return bisect_right(range(1, 2 * MOST_EXAMPLES), room, key=taken)

@@ -52,8 +52,9 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
 
     on_progress: is called about once a second. Raises UsageError and TTError, see `documents` and `Journal`.
     """
-    if run.data.column in ID_COLUMNS:
-        raise UsageError(f"the data set {run.data.name} is of token ids already: its column is {run.data.column}")
+    data = run.data
+    if data.column in ID_COLUMNS:
+        raise UsageError(f"the data set {data.name} is of token ids already: its column is {data.column}")
     tokenizer = TextTokenizer(run)
     column = next(name for name, dtype in ID_COLUMNS.items() if tokenizer.size - 1 <= np.iinfo(dtype).max)
     agree_on(out, settings_of(run, tokenizer, column))
@@ -68,7 +69,8 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
     for share, split in enumerate(SPLITS):
         with closing(Journal(out, share, f".{CONTAINER}", split=split)) as journal:
             counts, past = RowCounts(), journal.place[1]
-            whole = held_out_ids(run, tokenizer, counts) if share else token_ids(run, tokenizer, "train", None, counts)
+            train = token_ids(data, tokenizer, "train", None, counts)
+            whole = held_out_ids(data, tokenizer, counts) if share else train
             documents = iter(()) if journal.finished.done else islice(whole, past, None)
             while True:
                 batch = list(islice(documents, AT_ONCE))

@@ -3,7 +3,8 @@
 Notable:
 - a document longer than an example goes on in the next; a short one shares its example with others;
 - every peer and every epoch (pass over the data) has an order of its own, of documents and of what is cut from them;
-- the built-in text is held in memory as tokens; all else a thread streams and tokenises, some examples ahead.
+- the built-in text is held in memory as tokens, once for a process; all else a thread streams and tokenises, some
+  examples ahead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ from tt_cli.errors import TTError, UsageError
 
 if TYPE_CHECKING:
     from tt_cli.run import CausalLmRun
+    from tt_cli.run.text_parts import TextDataPart
 
 AHEAD = 256  # examples
 POOL = 1024  # examples that are shuffled together, for neighbours come from one document
@@ -38,15 +41,26 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive hiv
 
 
 class TextTokenizer:
-    """The tokenizer that the run file names. end: the id that ends a document. Raises UsageError, TTError."""
+    """The tokenizer that the run file names. end: the id that ends a document. Raises UsageError, TTError.
+
+    Two are equal when they give equal ids.
+    """
 
     def __init__(self, run: CausalLmRun) -> None:
         self.backend, part = read_tokenizer(run.tokenizer), run.tokenizer
+        self.name = part.name
         end = self.backend.token_to_id(part.document_end)
         if end is None:
             raise UsageError(f"tokenizer.document_end = {part.document_end!r}: {part.name} has no such token")
         self.end: int = end
         self.size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+        self._rules = self.backend.to_str(), end
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextTokenizer) and self._rules == other._rules
+
+    def __hash__(self) -> int:
+        return hash(self._rules)
 
     def document(self, text: str) -> np.ndarray:
         """Ids (n,) int64 with the end."""
@@ -65,7 +79,7 @@ class TokenStream:
     def __init__(self, run: CausalLmRun, tokenizer: TextTokenizer, seed: int, *, peer: str = "") -> None:
         self.counts, self._run, self._tokenizer = RowCounts(), run, tokenizer
         self._seed = session_seed(seed, peer)
-        self._in_memory = list(token_ids(run, tokenizer, "train")) if run.data.source == "builtin" else None
+        self._in_memory = _in_memory(run.data, tokenizer) if run.data.source == "builtin" else None
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Batches of exactly `batch_size` examples. Raises UsageError and TTError, see `documents`."""
@@ -87,7 +101,7 @@ class TokenStream:
             if (known := self._in_memory) is not None:
                 of_epoch = (known[place] for place in np.random.default_rng(seed).permutation(len(known)))
             else:
-                of_epoch = token_ids(self._run, self._tokenizer, "train", seed, self.counts)
+                of_epoch = token_ids(self._run.data, self._tokenizer, "train", seed, self.counts)
             for ids in of_epoch:
                 self.counts["kept"] += 1
                 yield ids
@@ -97,28 +111,33 @@ class TokenStream:
 
 def held_out(run: CausalLmRun, tokenizer: TextTokenizer, most: int, size: int) -> list[Batch]:
     """Up to `most` examples that nobody trains on, `size` at a time; none where the data have no such split."""
-    examples = list(islice(cut(held_out_ids(run, tokenizer), run.model.length), most))
+    examples = list(islice(cut(held_out_ids(run.data, tokenizer), run.model.length), most))
     return [batch_of(tokenizer, examples[first : first + size]) for first in range(0, len(examples), size)]
 
 
-def held_out_ids(run: CausalLmRun, tokenizer: TextTokenizer, counts: RowCounts | None = None) -> Iterator[np.ndarray]:
+def held_out_ids(data: TextDataPart, tokenizer: TextTokenizer, counts: RowCounts | None = None) -> Iterator[np.ndarray]:
     """The ids of each document on which nobody trains. counts: as `token_ids`."""
     for split in HELD_OUT:
         with suppress(NoSplit):
-            yield from token_ids(run, tokenizer, split, None, counts)
+            yield from token_ids(data, tokenizer, split, None, counts)
             return
 
 
+@cache
+def _in_memory(data: TextDataPart, tokenizer: TextTokenizer) -> list[np.ndarray]:
+    return list(token_ids(data, tokenizer, "train"))
+
+
 def token_ids(
-    run: CausalLmRun, tokenizer: TextTokenizer, split: str, seed: int | None = None, counts: RowCounts | None = None
+    data: TextDataPart, tokenizer: TextTokenizer, split: str, seed: int | None = None, counts: RowCounts | None = None
 ) -> Iterator[np.ndarray]:
     """The ids of each document of a split, see `documents`. counts: takes in what is no text."""
-    before = ID_COLUMNS.get(run.data.column)  # `tt data tokenize` made them
-    for text in documents(run.data, split, seed):
+    before = ID_COLUMNS.get(data.column)  # `tt data tokenize` made them
+    for text in documents(data, split, seed):
         if before is not None and isinstance(text, bytes) and len(text) % before.itemsize == 0 < len(text):
             ids = np.frombuffer(text, before).astype(np.int64)
             if ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
-                raise UsageError(f"the data set {run.data.name} has ids of another tokenizer than {run.tokenizer.name}")
+                raise UsageError(f"the data set {data.name} has ids of another tokenizer than {tokenizer.name}")
             yield ids
         elif before is None and isinstance(text, str) and text.strip():
             yield tokenizer.document(text)
