@@ -86,7 +86,7 @@ def text_read(name: str) -> tuple[list[str], list[str], int] | str:
     from tt_cli.data.text.token_stream import TextTokenizer, TokenStream, held_out_ids, token_ids
 
     run = tiny_words().replaced({"data": {"source": "hub", "name": name}})
-    tokenizer = TextTokenizer(run)
+    tokenizer = TextTokenizer(run.tokenizer)
     try:
         train, held_out = (
             [tokenizer.backend.decode(ids[:-1].tolist()) for ids in found]

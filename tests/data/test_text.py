@@ -33,7 +33,7 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.run import CausalLmRun
 
 RUN = tiny_words()
-TOKENIZER = TextTokenizer(RUN)
+TOKENIZER = TextTokenizer(RUN.tokenizer)
 DOCUMENTS = [f"Document {number} says that it is a truth universally acknowledged. " * 3 for number in range(20)]
 
 
@@ -105,7 +105,7 @@ def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:
     assert ids[-1] == TOKENIZER.end and TOKENIZER.backend.decode(ids[:-1].tolist()) == text
     assert TOKENIZER.document("half \ud800 of one")[-1] == TOKENIZER.end
     with pytest.raises(UsageError, match=r"document_end = '<stop>': austen has no such token"):
-        TextTokenizer(RUN.replaced({"tokenizer.document_end": "<stop>"}))
+        TextTokenizer(RUN.replaced({"tokenizer.document_end": "<stop>"}).tokenizer)
 
 
 def test_equal_seeds_give_equal_batches_and_peers_have_orders_of_their_own() -> None:

@@ -34,7 +34,7 @@ def on_files(place: Path, column: str = "text") -> CausalLmRun:
 
 def of_run(run: CausalLmRun) -> tuple[list[list[int]], list[list[int]]]:
     """The ids of its documents to train on, and of those that are held out."""
-    tokenizer = TextTokenizer(run)
+    tokenizer = TextTokenizer(run.tokenizer)
     both = token_ids(run.data, tokenizer, "train"), held_out_ids(run.data, tokenizer)
     train, held_out = ([ids.tolist() for ids in documents] for documents in both)
     return train, held_out

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -34,9 +33,15 @@ def traced_bytes(make: Make, loss: Loss, itemsize: int) -> int:
     """
 
     def trace() -> int:
-        computed, tensors = _without_content(make, loss, mode := FakeTensorMode())
-        with mode, _HeldBytes(tensors) as held:
-            computed(torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4))
+        with torch.device("meta"):  # which all makers of models know of
+            whole = _Pass(make(), loss)
+        own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+        with FakeTensorMode():  # as if in memory
+            tensors: dict[str, Tensor] = {
+                name: nn.Parameter(torch.empty(t.shape, dtype=t.dtype), t.requires_grad) for name, t in own.items()
+            }
+            with _HeldBytes(tensors) as held:
+                functional_call(whole, tensors, (itemsize,))
         return held.most
 
     return _ASIDE.submit(trace).result()  # who asks may be in autocast, which holds casts until its outermost end
@@ -56,22 +61,10 @@ class _Pass(nn.Module):
         super().__init__()
         self.model, self._loss = model, loss
 
-    def forward(self, precision: AbstractContextManager[Any]) -> None:
-        with precision:
+    def forward(self, itemsize: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=itemsize < 4):
             value = self._loss(self.model)
         value.backward()
-
-
-def _without_content(make: Make, loss: Loss, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
-    """A pass of the model, made on "meta", which all makers of models know of; its tensors are as if in memory."""
-    with torch.device("meta"):
-        whole = _Pass(make(), loss)
-    own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-    with mode:
-        tensors: dict[str, Tensor] = {
-            name: nn.Parameter(torch.empty(t.shape, dtype=t.dtype), t.requires_grad) for name, t in own.items()
-        }
-    return (lambda precision: functional_call(whole, tensors, (precision,))), tensors
 
 
 class _HeldBytes(TorchDispatchMode):

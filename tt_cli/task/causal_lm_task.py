@@ -43,7 +43,7 @@ class CausalLmTask(Task["nn.Module"]):
         from tt_cli.data.text.token_stream import TextTokenizer
         from tt_cli.model.causal_lm import check_fit
 
-        tokenizer = TextTokenizer(self.run)
+        tokenizer = TextTokenizer(self.run.tokenizer)
         check_fit(self.run.model.config, self.run.model.length, tokenizer.size)
         return tokenizer
 

@@ -136,7 +136,7 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
 
 def inspect_tokens(files: Sequence[Path], run: CausalLmRun, samples: int, seed: int) -> Inspection:
     """As `inspect`, of the shards of `tt data tokenize`: ids for codes, beginnings of documents for captions."""
-    rng, tokenizer = np.random.default_rng(seed), TextTokenizer(run)
+    rng, tokenizer = np.random.default_rng(seed), TextTokenizer(run.tokenizer)
     result = Inspection("", tokenizer.size, used=np.zeros(tokenizer.size, np.int64))
     for row in chain.from_iterable(_batches(files, result)):
         result.rows += 1

@@ -55,7 +55,7 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
     data = run.data
     if data.column in ID_COLUMNS:
         raise UsageError(f"the data set {data.name} is of token ids already: its column is {data.column}")
-    tokenizer = TextTokenizer(run)
+    tokenizer = TextTokenizer(run.tokenizer)
     column = next(name for name, dtype in ID_COLUMNS.items() if tokenizer.size - 1 <= np.iinfo(dtype).max)
     agree_on(out, settings_of(run, tokenizer, column))
     started, reported, worked = time.monotonic(), 0.0, 0

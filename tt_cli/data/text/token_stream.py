@@ -3,8 +3,7 @@
 Notable:
 - a document longer than an example goes on in the next; a short one shares its example with others;
 - every peer and every epoch (pass over the data) has an order of its own, of documents and of what is cut from them;
-- the built-in text is held in memory as tokens, once for a process; all else a thread streams and tokenises, some
-  examples ahead.
+- the built-in text is held in memory as tokens, once; all else a thread streams and tokenises, some examples ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tt_cli.errors import TTError, UsageError
 
 if TYPE_CHECKING:
     from tt_cli.run import CausalLmRun
-    from tt_cli.run.text_parts import TextDataPart
+    from tt_cli.run.text_parts import TextDataPart, TextTokenizerPart
 
 AHEAD = 256  # examples
 POOL = 1024  # examples that are shuffled together, for neighbours come from one document
@@ -41,26 +40,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive hiv
 
 
 class TextTokenizer:
-    """The tokenizer that the run file names. end: the id that ends a document. Raises UsageError, TTError.
+    """The tokenizer that a run file names. end: the id that ends a document. Raises UsageError, TTError."""
 
-    Two are equal when they give equal ids.
-    """
-
-    def __init__(self, run: CausalLmRun) -> None:
-        self.backend, part = read_tokenizer(run.tokenizer), run.tokenizer
-        self.name = part.name
+    def __init__(self, part: TextTokenizerPart) -> None:
+        self.backend, self.name = read_tokenizer(part), part.name
         end = self.backend.token_to_id(part.document_end)
         if end is None:
             raise UsageError(f"tokenizer.document_end = {part.document_end!r}: {part.name} has no such token")
         self.end: int = end
         self.size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
-        self._rules = self.backend.to_str(), end
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TextTokenizer) and self._rules == other._rules
-
-    def __hash__(self) -> int:
-        return hash(self._rules)
 
     def document(self, text: str) -> np.ndarray:
         """Ids (n,) int64 with the end."""
@@ -79,7 +67,7 @@ class TokenStream:
     def __init__(self, run: CausalLmRun, tokenizer: TextTokenizer, seed: int, *, peer: str = "") -> None:
         self.counts, self._run, self._tokenizer = RowCounts(), run, tokenizer
         self._seed = session_seed(seed, peer)
-        self._in_memory = _in_memory(run.data, tokenizer) if run.data.source == "builtin" else None
+        self._in_memory = _in_memory(run.data, run.tokenizer) if run.data.source == "builtin" else None
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Batches of exactly `batch_size` examples. Raises UsageError and TTError, see `documents`."""
@@ -124,8 +112,8 @@ def held_out_ids(data: TextDataPart, tokenizer: TextTokenizer, counts: RowCounts
 
 
 @cache
-def _in_memory(data: TextDataPart, tokenizer: TextTokenizer) -> list[np.ndarray]:
-    return list(token_ids(data, tokenizer, "train"))
+def _in_memory(data: TextDataPart, part: TextTokenizerPart) -> list[np.ndarray]:
+    return list(token_ids(data, TextTokenizer(part), "train"))
 
 
 def token_ids(
