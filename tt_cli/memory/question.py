@@ -103,6 +103,6 @@ class CalculatorQuestion:
 
 def largest_that_fits(taken: Callable[[int], int], room: int) -> int:
     """The most examples at a time within `room` bytes; 0 where one is too many. taken: bytes, growing with them."""
-    if taken(1) > room:  # a look at eight or more may take three passes
+    if taken(1) > room:  # a look at more than eight may trace three passes
         return 0
     return bisect_right(range(1, 2 * MOST_EXAMPLES), room, key=taken)
