@@ -155,6 +155,29 @@ def test_who_joins_through_a_node_out_of_its_place_is_told_that_nobody_answered(
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("pong", "reason"),
+    [((False, 0.0), "can't access this node"), ((True, 60.0), "local time must be within")],
+    ids=["says that it cannot call back", "has another time"],
+)
+def test_of_several_initial_peers_one_that_answers_wrongly_keeps_nobody_out(
+    pong: tuple[bool, float], reason: str
+) -> None:
+    async def test() -> None:
+        async with started(1) as nodes:
+            p2p = await nodes.p2p()
+            liar = await nodes.lie(p2p, node_id_of(p2p.peer_id), lambda key, caller: lies.named([]))
+            liar.pong = pong
+            theirs = [str(address) for address in await p2p.get_visible_maddrs()]
+            await publish(nodes.nodes, "key")
+            newcomer = await nodes.start([*theirs, *nodes.first])
+            assert await read(newcomer, "key") == {str(nodes.nodes[0].peer_id)}
+            with pytest.raises(RuntimeError, match=f"none of the initial_peers .* {reason}"):
+                await nodes.start(theirs)
+
+    run(test())
+
+
 def test_who_surrounds_a_key_hides_nobody_from_those_who_joined_through_the_same_node() -> None:
     """A record is kept at one node here, and a search asks one: the liar, which is nearest."""
 

@@ -135,6 +135,8 @@ def _join(run: RunConfig, identity: Identity, opts: PeerOptions, emit: Emit, sta
     start = partial(start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)
     try:
         return start(initial_peers=others)
+    except dht_node.WrongAnswers:
+        raise
     except dht_node.NobodyAnswered as error:
         emit(Log(f"{error}; starting without them", "warning"))
         return start(initial_peers=[])

@@ -31,6 +31,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by thi
     answer: Answer
     records: tuple[Any, ...] = (False, ())  # nothing is newer than what the caller has
     silent = False
+    pong = False, 0.0  # what pings are told: whether the caller was called back, and how fast this node's clock is
 
     @classmethod
     async def lie(cls, p2p: P2P, node_id: DHTID, answer: Answer) -> DHTProtocol:
@@ -38,6 +39,13 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by thi
         node: DHTProtocol = await cls.create(p2p, node_id, 20, 5, 5, 3.0)
         node.answer = answer
         return node
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        """As it likes, to who asks to be called back."""
+        if not request.validate:
+            return await super().rpc_ping(request, context)
+        available, ahead = self.pong
+        return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time() + ahead, available=available)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """What it likes."""

@@ -45,7 +45,11 @@ dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it
 
 
 class NobodyAnswered(TTError):
-    """None of the initial peers can be reached."""
+    """None of the initial peers can be reached, or answers as it should."""
+
+
+class WrongAnswers(NobodyAnswered):
+    """Of those that answer each says that it cannot call this peer back, or has another time."""
 
 
 def start_dht(
@@ -125,9 +129,12 @@ def _check_port_free(host: str, port: int) -> None:
 
 
 def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
-    words = " ".join(str(error).split())[:200] or type(error).__name__
+    words = " ".join(str(error).split()) or type(error).__name__
     if (failure := classify(words)).what == "clock":
-        return TTError(f"cannot join run {run.identity}: {failure.words}: {failure.remedy}")
+        return WrongAnswers(f"cannot join run {run.identity}: {failure.words}: {failure.remedy}")
+    if "access this node" in words:
+        where = f"of run {run.identity} at {', '.join(initial_peers)}"
+        return WrongAnswers(f"no peer {where} could call this one back: try again, or name another with --peer")
     if initial_peers and any(sign in words.lower() for sign in ("bootstrap", "initial peers", "connect")):
         return NobodyAnswered(
             f"no peer of run {run.identity} answered at {', '.join(initial_peers)}: check the address, that its "
@@ -135,7 +142,7 @@ def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], por
         )
     if "address already in use" in words.lower():
         return TTError(f"port {port} is taken: choose another with --port")
-    return TTError(f"the p2p daemon did not start: {words}")
+    return TTError(f"the p2p daemon did not start: {words[:200]}")
 
 
 def addresses_of(dht: DHT) -> list[str]:

@@ -14,6 +14,7 @@ import itertools
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -36,6 +37,8 @@ MOST_INITIAL = 2  # nodes that are asked first; hivemind keeps a record at five
 HEARSAY_SECONDS, AGAIN_SECONDS = 2.0, 30.0  # that a search waits for who was named; until that one is pinged again
 MOST_HEARSAY = 1024  # peers that were pinged because somebody named them
 MOST_READ = 2**13  # records under one key that a reader remembers: more than one node keeps
+# While a node joins: what was wrong with the answers of initial peers that cannot call it back, or have another time.
+UNFIT: ContextVar[list[str]] = ContextVar("UNFIT")
 HELD = struct.Struct(">8sI")  # tag of a record's owner, and the time until which the record lasts: see `stamp`
 
 
@@ -106,8 +109,12 @@ class DHTProtocol(protocol.DHTProtocol):
             await super().update_routing_table(node_id, peer_id, responded=responded)
 
     async def call_ping(self, peer: PeerID, *args: Any, **more: Any) -> DHTID | None:
-        """As hivemind does; a node that is not in its place has not answered."""
-        named = await super().call_ping(peer, *args, **more)
+        """As hivemind does; a node that is not in its place has not answered, nor an initial peer that is `UNFIT`."""
+        try:
+            named = await super().call_ping(peer, *args, **more)
+        except protocol.ValidationError as error:
+            UNFIT.get().append(str(error))
+            return None
         return named if named == node_id_of(peer) else None
 
     async def call_store(self, peer: PeerID, keys: Any, values: Any, expiration_time: Any, **more: Any) -> Any:

@@ -23,6 +23,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.swarm.clock import loop_time
+from tt_cli.swarm.records.dht_protocol import UNFIT
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
@@ -82,8 +83,16 @@ class DHTNode(hivemind_node.DHTNode):
 
     @classmethod
     async def create(cls, *args: Any, initial_peers: Sequence[str] | None = None, **more: Any) -> DHTNode:
-        """As hivemind does; those that it joined through are asked first: see `records/dht_protocol.py`."""
-        node: DHTNode = await super().create(*args, initial_peers=initial_peers, **more)
+        """As hivemind does; those that it joined through are asked first: see `records/dht_protocol.py`.
+
+        Raises RuntimeError where none of them answers as it should.
+        """
+        unfit = list[str]()
+        UNFIT.set(unfit)
+        try:
+            node: DHTNode = await super().create(*args, initial_peers=initial_peers, **more)
+        except RuntimeError as error:
+            raise RuntimeError(": ".join([str(error), *unfit[:1]])) from error
         peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in initial_peers or ()]
         node.node_id, node.protocol.routing_table.initial = node.protocol.node_id, tuple(dict.fromkeys(peers))
         return node
