@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peer.states import gradients, small_run
-from swarm.made import SteppedClock, record
+from swarm.made import NO_PROOFS, SteppedClock, record
 
 from tt_cli.auxiliary import state_follower as room
+from tt_cli.auxiliary.lease import Lease
+from tt_cli.auxiliary.member import AuxiliaryMember
 from tt_cli.auxiliary.state_follower import StateFollower
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.checkpoint.checkpoint_files import load
+from tt_cli.identity.passes import Notice, RollBack
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised, Trouble
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, AverageBuffer
 from tt_cli.swarm.allreduce.messages import RoundRules
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.swarm.membership.orders import OrganiserOrders
+from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import state_key
 from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
@@ -35,6 +42,8 @@ class Swarm:
     bytes_a_second: of each. silent: they give no averages. wrong: they give others than those with which they stepped.
     nobody: they give no states, which takes them so many seconds.
     """
+
+    peer_id, audits = "me", NO_PROOFS
 
     def __init__(self) -> None:
         self._theirs, self.clock = TrainedState(RUN, task_of(RUN).new_model(), None), SteppedClock()
@@ -104,7 +113,7 @@ class Aux:
         averager: Any = self.swarm
         self.keeper = StateKeeper(RUN, self.told.append)
         self.swarm.silent = not self.averages
-        self.follower = StateFollower(RUN, "me", self.keeper, averager, self.swarm.view, self.told.append)
+        self.follower = StateFollower(RUN, self.keeper, averager, self.swarm.view, self.told.append)
 
     def look(self, seconds: float = 1.0) -> None:
         """As the coordinator does."""
@@ -305,3 +314,22 @@ def test_what_breaks_the_state_ends_the_process(aux: Aux, monkeypatch: pytest.Mo
     aux.swarm.step()
     aux.look()
     assert aux.follower.broken is broken
+
+
+def test_who_begins_anew_with_a_state_of_before_an_order_holds_none_of_the_era(aux: Aux, tmp_path: Path) -> None:
+    """Its newest checkpoint is of before the order's state, which it did not have."""
+    order = RollBack(5, "55", "", order=7)
+    told: Any = SimpleNamespace(notice=lambda: Notice(RUN.identity, 1, 0.0, frozenset(), frozenset(), "", order))
+    published: list[PeerRecord] = []
+    board: Any = SimpleNamespace(view=SwarmState.of([]), expect=int, start=int, publish=published.append)
+    averager: Any = aux.swarm
+    for held in ((3, aux.keeper.position[1]), (0, "")):
+        orders = OrganiserOrders(told, tmp_path / "aux.era", leave=aux.keeper.go_back)
+        orders.done(order)
+        aux.keeper.accept() if held[0] else aux.keeper.go_back(order)
+        assert aux.keeper.position == held
+        member = AuxiliaryMember(RUN, aux.keeper, averager, board, orders, Lease("me", (), 30.0), "", aux.told.append)
+        went_back = len(aux.lines)
+        member.look()
+        assert (published[-1].epoch, published[-1].digest, published[-1].era, averager.era) == (0, "", 7, 7)
+        assert len(aux.lines) - went_back == bool(held[0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.peer_record import PeerRecord
 
@@ -33,3 +36,6 @@ class SteppedClock(Clock):
         return self.now
 
     dht_time = boottime = __call__ = monotonic
+
+
+NO_PROOFS: Any = SimpleNamespace(proofs=SimpleNamespace(guilty=frozenset))  # in the place of an averager's audits

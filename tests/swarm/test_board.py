@@ -120,6 +120,24 @@ def test_who_is_two_steps_ahead_is_not_gone_and_who_was_never_a_member_does_not_
     assert board.trainers() == {"a"}, "the view goes on when the others' records have expired"
 
 
+def test_who_seems_two_steps_behind_counts_until_it_has_said_so_or_is_silent_for_long(
+    board: PeerDirectory, clock: SteppedClock
+) -> None:
+    """Its word is older than the others' steps: it may have made them, too."""
+    see(board, *(record(name, vote=True) for name in (*"abcd", "late", "behind", "dead")))
+    clock.now += 5
+    ahead = [record(name, epoch=7, digest="cc", vote=True, time=clock.now) for name in "abcd"]
+    both = [record(name, vote=True) for name in ("behind", "dead")]
+    see(board, *ahead, record("late", vote=True), *both, record("new", time=clock.now))
+    assert board.trainers() == {*"abcd", "late", "behind", "dead"}, "and nobody else who is behind"
+    clock.now += 1
+    see(board, *ahead, record("late", epoch=7, digest="cc", time=clock.now), record("behind", time=clock.now), both[1])
+    assert board.trainers() == {*"abcd", "late", "dead"}
+    clock.now += room.SILENT_RENEWALS * board._renewal
+    see(board, *ahead)
+    assert board.trainers() == {*"abcd", "late"}
+
+
 def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDirectory, clock: SteppedClock) -> None:
     board.met(["c", "d"])
     see(board, record("a"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
-from tt_cli.swarm.network.connectivity import CUT_OFF, Connectivity, ConnectivityMonitor
+from tt_cli.swarm.network.connectivity import CUT_OFF, UNSEEN, Connectivity, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.records.publisher import SwarmState, keep_in_touch
 
@@ -123,8 +123,8 @@ def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
 class Answers(ConnectivityMonitor):
     """Without a DHT: `answer` is what pings tell, but for what they tell `first`."""
 
-    def __init__(self, *initial: str, clock: Clock | None = None):
-        super().__init__(None, initial, clock)  # type: ignore[arg-type]
+    def __init__(self, *initial: str, clock: Clock | None = None, met: Sequence[str] = ()):
+        super().__init__(None, initial, clock, met)  # type: ignore[arg-type]
         self.first: list[Connectivity] = []
         self.answer = answers()
 
@@ -180,6 +180,16 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     pair = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
     pair.accompanied("a")
     assert not pair.why_not_alone(parted=["a"]), "the only other one said goodbye"
+
+
+def test_who_begins_anew_waits_for_those_that_it_met_before_where_they_answer() -> None:
+    """The initial peer began anew, too, and knows nobody yet: whoever joins through it sees no records."""
+    begun = Answers(JOINED, met=["/ip4/10.0.0.2/tcp/1/p2p/a", JOINED])
+    begun.answer = answers("aux", "a")
+    assert begun.why_not_alone() == UNSEEN.format("another trainer")
+    assert not begun.why_not_alone(seen=["a"]), "its record is there now"
+    begun.answer = answers("aux")
+    assert not begun.why_not_alone(), "it is gone"
 
 
 def test_a_line_that_breaks_while_it_asks_does_not_make_the_others_gone() -> None:

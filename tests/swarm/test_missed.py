@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from peer.states import gradients, small_run, trained
-from swarm.made import record
+from swarm.made import NO_PROOFS, record
 
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event, Synchronised
@@ -44,7 +44,7 @@ class Others:
         self._seen = (0, "")
         self.asked: list[str] = []
         self.plans: list[RoundPlan | None] = []
-        self.clock, self.traffic = Clock(), [0, 0]
+        self.clock, self.traffic, self.peer_id, self.audits = Clock(), [0, 0], "me", NO_PROOFS
 
     def step(self) -> None:
         """Make one, and wait until this peer has looked."""
@@ -119,7 +119,7 @@ def test_a_step_that_a_few_made_is_made_with_the_average_that_others_voted_for(t
     plan = RoundPlan(state_key(*mine.position))
     others.make_step()
     view = SwarmState((record("a", **{"epoch": 1, "digest": others.state.digest, **there}),), 0, mine.digest)
-    assert CatchUp("me", averager, mine, said.append).follow(view, plan) == (not there)
+    assert CatchUp(small_run(), averager, mine, said.append).follow(view, plan) == (not there)
     assert (others.asked, others.plans) == (([], []) if there else ([state_key(0, view.digest)], [plan]))
     assert (mine.position == others.state.position) == (not there)
 
@@ -148,7 +148,9 @@ def test_who_is_a_step_or_two_behind_makes_them_with_what_members_keep(
     del others.asked[:]
     for _ in range(behind):
         others.make_step()
-    arrived = CatchUp("me", averager, mine, said.append, look=others.view).catch_up(others.view(), lambda *words: None)
+    arrived = CatchUp(small_run(), averager, mine, said.append, look=others.view).catch_up(
+        others.view(), lambda *words: None
+    )
     assert (arrived, len(others.asked)) == (behind <= 2 and not lost, asked)
     assert (mine.position == others.state.position) == arrived
     assert any(isinstance(event, Synchronised) for event in said) == arrived

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from peer.states import trained
-from swarm.made import record
+from peer.states import small_run, trained
+from swarm.made import NO_PROOFS, SteppedClock, record
 
 from tt_cli.errors import TTError
 from tt_cli.peer.trained_state import TrainedState
@@ -20,11 +20,15 @@ from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer
 
+RUN = small_run()
+LIAR, OTHER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "QmcMb57LWXEVD1gqYBk49isPnmfGRDFvgZnTz4HnDbZuHn"
+
 
 class NobodyGives:
     """An averager whose donors all fail."""
 
-    clock = Clock()
+    clock: Clock = Clock()
+    traffic, peer_id, audits = (0, 0), "me", NO_PROOFS
 
     def fetch_average(self, *asked: object) -> None:
         return None
@@ -44,7 +48,7 @@ def publisher(state: TrainedState) -> Any:
 
 
 def take_over(mine: TrainedState, published: Any, said: list[Event]) -> CatchUp:
-    return CatchUp("me", NobodyGives(), LockedState(mine), said.append, published)  # type: ignore[arg-type]
+    return CatchUp(RUN, NobodyGives(), LockedState(mine), said.append, published)  # type: ignore[arg-type]
 
 
 def quiet(phase: str, reason: str) -> None: ...
@@ -124,7 +128,7 @@ class FalselyGiven(NobodyGives):
 
 
 def test_the_state_of_who_handed_over_a_false_one_is_nobodys_goal() -> None:
-    mine = CatchUp("me", FalselyGiven(), LockedState(trained(seed=1)), lambda event: None)  # type: ignore[arg-type]
+    mine = CatchUp(RUN, FalselyGiven(), LockedState(trained(seed=1)), lambda event: None)  # type: ignore[arg-type]
     liar, honest = record("liar", epoch=9, digest="ee", vote=True), [record("a", epoch=0), record("b", epoch=0)]
     view = SwarmState.of([liar, *honest])
     assert mine.attainable(view) is view and view.leads(0, "00")
@@ -135,10 +139,58 @@ def test_the_state_of_who_handed_over_a_false_one_is_nobodys_goal() -> None:
         assert mine.attainable(SwarmState.of(few)).records == tuple(few), "this peer is as likely the one that is wrong"
 
 
+def test_who_is_proven_guilty_has_no_voice_in_what_the_swarms_state_is() -> None:
+    averager: Any = NobodyGives()
+    averager.audits = SimpleNamespace(proofs=SimpleNamespace(guilty=lambda: frozenset(["liar"])))
+    mine = CatchUp(RUN, averager, LockedState(trained(seed=1)), lambda event: None)
+    ahead = [record(name, epoch=3, digest="cc", vote=True) for name in "ab"]
+    behind = [record(name, epoch=1, digest="bb", vote=True) for name in ("c", "liar", "d")]
+    view = SwarmState.of([*ahead, *behind])
+    assert view.epoch == 1 and mine.attainable(view).epoch == 3
+
+
+class Trickle(NobodyGives):
+    """So many bytes come in each attempt, and then no more."""
+
+    def __init__(self, count: int):
+        self._count, self.clock = count, SteppedClock()
+
+    def take_state(self, *asked: object, **more: object) -> None:
+        self.traffic = 0, self.traffic[1] + self._count
+        super().take_state()
+
+
+@pytest.mark.parametrize(
+    ("votes", "bytes_each_time", "others", "named", "stays"),
+    [
+        ((), 0, "abc", OTHER, False),
+        ((LIAR,), 0, "abc", OTHER, True),
+        (("a",), 0, "abc", OTHER, True),
+        ((), 100, "abc", OTHER, True),
+        ((), 0, "ab", OTHER, True),
+        ((), 0, "abc", LIAR, True),
+    ],
+    ids=["nobody votes", "it votes", "another votes", "something comes", "of three", "in the run file"],
+)
+def test_where_nobody_votes_a_state_that_is_given_to_nobody_is_no_goal_for_ever(
+    votes: tuple[str, ...], bytes_each_time: int, others: str, named: str, stays: bool
+) -> None:
+    averager: Any = Trickle(bytes_each_time)
+    said, run = list[Event](), RUN.replaced({"peers.initial": [f"/ip4/203.0.113.7/tcp/31337/p2p/{named}"]})
+    taking = CatchUp(run, averager, LockedState(trained(seed=1)), said.append)
+    records = [record(LIAR, epoch=9, digest="ee"), *(record(name, epoch=0) for name in others)]
+    view = SwarmState.of([one.changed(vote=one.peer_id in votes) for one in records])
+    for _ in range(4):
+        assert taking.attainable(view) is view, "the first time limit is not over"
+        assert not taking.catch_up(view, quiet)
+        averager.clock.now += room.VAIN_ROUNDS * RUN.swarm.averaging_timeout / 4
+    assert not taking.catch_up(view, quiet)
+    assert (taking.attainable(view) is view) == stays
+    assert any("gives it to nobody" in event.message for event in said if isinstance(event, Log)) != stays
+
+
 class GivesAnOldState(NobodyGives):
     """Who was ahead has begun anew, and hands over what it has now."""
-
-    traffic = 0, 0
 
     def __init__(self, state: TrainedState):
         self.state = state
@@ -153,6 +205,6 @@ def test_who_goes_forward_takes_no_state_that_it_has_left_behind() -> None:
     mine = trained(steps=3)
     before = mine.digest
     averager: Any = GivesAnOldState(trained(steps=2))
-    taking = CatchUp("me", averager, LockedState(mine), lambda event: None)
+    taking = CatchUp(RUN, averager, LockedState(mine), lambda event: None)
     assert not taking.catch_up(SwarmState.of([record("a", epoch=4, digest="ee", vote=True)]), quiet)
     assert (mine.epoch, mine.digest) == (3, before)

@@ -79,8 +79,7 @@ class Coordinator:
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", dht_node.addresses_here(dht), emit)
         self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
-        named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
-        lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
+        lease = Lease(identity.peer_id, run.peers.named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
         closing.callback(remove_quietly, self._lease_file.path)
         self.lifelines = Lifelines(averager)

@@ -38,7 +38,9 @@ class AuxiliaryMember:
         self._keeper, self._averager, self._directory, self._orders = keeper, averager, directory, orders
         self.lease, self._user, self._emit, self._clock = lease, user, emit, averager.clock
         self._peer_id = str(averager.peer_id)
-        self._follower = StateFollower(run, self._peer_id, keeper, averager, lambda: directory.view, emit)
+        self._follower = StateFollower(run, keeper, averager, lambda: directory.view, emit)
+        if keeper.position[1]:  # else it holds nothing, and may have carried the order out long ago
+            orders.begin(keeper.epoch)
         averager.era = orders.era
         self._leader = self._failed = ""
         self._following: Any = None

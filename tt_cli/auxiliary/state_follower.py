@@ -35,7 +35,6 @@ class StateFollower:
     def __init__(
         self,
         run: RunConfig,
-        peer_id: str,
         keeper: StateKeeper,
         averager: Averager,
         look: Callable[[], SwarmState],
@@ -44,7 +43,7 @@ class StateFollower:
         self._keeper, self._averager, self._emit = keeper, averager, emit
         self._last_step, self._clock = run.schedule.total_steps, averager.clock.monotonic
         # from one donor at a time: it takes often, and every donor makes a copy of its state
-        self._catch_up = CatchUp(peer_id, averager, keeper.state, emit, look=look, at_once=1)
+        self._catch_up = CatchUp(run, averager, keeper.state, emit, look=look, at_once=1)
         self._average_bytes = float(averager.store.buffer.nbytes)  # then as the last one travelled
         self._seconds_a_byte = deque([0.0], maxlen=3)  # of the last that came; a single slow one came amid a round
         self._by_averages: bool | None = None  # None: not known yet which way is cheaper

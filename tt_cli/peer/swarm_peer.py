@@ -16,6 +16,7 @@ from tt_cli.peer.backup import Backups
 from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.events import Choice, Emit, Listening
 from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
@@ -98,9 +99,10 @@ class SwarmPeer:
                 addresses = [] if client_mode else addresses_of(dht)
                 line = BandwidthLimiter(*self._caps, UploadMeter(partial(acknowledged_bytes, dht.pid)))
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
+                met = peers_met(self.folder) if initial_peers else ()  # who begins a swarm seeks nobody
                 collaboration = make(
                     run,
-                    NetworkAccess(dht, self.identity, line, initial_peers),
+                    NetworkAccess(dht, self.identity, line, initial_peers, met=met),
                     self.shared,
                     self.about,
                     self.emit,

@@ -346,3 +346,8 @@ class PeersPart(Section):
 
     initial: list[Multiaddr] = Untrained(default_factory=list)
     coordinator_port: int = Untrained(31337, ge=1, le=65535, description="of an aux peer of this run")
+
+    @property
+    def named(self) -> list[str]:
+        """The peer ids at the ends of these addresses."""
+        return [address.rpartition("/p2p/")[2] for address in self.initial if "/p2p/" in address]

@@ -16,22 +16,26 @@ from contextlib import nullcontext
 
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
+from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.allreduce.votes import liars_among
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
+from tt_cli.swarm.records.consensus import voters_among
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree, state_key
 from tt_cli.swarm.state.bridge import Chunks, NoState
-from tt_cli.swarm.state.client import STREAMS
+from tt_cli.swarm.state.client import ATTEMPTS, STREAMS
 from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
 FALSE_SECONDS = 600.0  # for which a false donor's state is nobody's goal
+VAIN_ROUNDS = 5.0  # time limits of a round, after which a state that nobody is given is nobody's goal
 HUB_SECONDS = 120.0  # between two looks at what the run publishes
 
 
@@ -43,7 +47,7 @@ class CatchUp:
 
     def __init__(
         self,
-        peer_id: str,
+        run: RunConfig,
         averager: Averager,
         state: LockedState,
         emit: Emit,
@@ -53,25 +57,57 @@ class CatchUp:
         at_once: int = STREAMS,
     ):
         self._look, self._ways_back, self._at_once = look, ways_back, at_once
-        self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
+        self._run, self._averager, self._state, self._emit = run, averager, state, emit
+        self._peer_id = str(averager.peer_id)
         self._published, self._looked = published, -math.inf
         self._false = dict[str, float]()  # who handed over what had to be refused, and nobody else had it → when
+        self._vain = dict[str, tuple[float, int]]()  # whose state nobody gave → since when, in how many attempts
         self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
 
     def attainable(self, view: SwarmState) -> SwarmState:
         """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
-        false = self.false_among(view) if self._false else ()
+        false = self.false_among(view)
         records = (record for record in view.records if record.peer_id not in false)
         return SwarmState.of(records, view.absent) if false else view
 
     def false_among(self, view: SwarmState) -> frozenset[str]:
-        """Those who handed over a false state. Where they are half of all it is rather this peer that is wrong."""
+        """Those who handed over a false state, and those who are proven guilty: what they say of states is nothing.
+
+        Where the former are half of all it is rather this peer that is wrong.
+        """
         since = self._averager.clock.monotonic() - FALSE_SECONDS
         false = frozenset(r.peer_id for r in view.records if self._false.get(r.peer_id, -math.inf) >= since)
-        return false if 2 * len(false) < len(view.records) else frozenset()
+        guilty = self._averager.audits.proofs.guilty()
+        return guilty | (false if 2 * len(false) < len(view.records) else frozenset())
 
     def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
+        began, before = self._averager.clock.monotonic(), int(self._averager.traffic[1])
+        came = self._come_to(view, show)
+        if came or int(self._averager.traffic[1]) > before:
+            self._vain.clear()
+        else:
+            self._count_vain(view, began)
+        return came
+
+    def _count_vain(self, view: SwarmState, began: float) -> None:
+        """An attempt brought nothing. While nobody votes, as when a swarm starts, one record is enough to lead all.
+
+        So a few who name a state that nobody is given, and may all lie, do not count after a while; but for peers that
+        the run file names, as a run must not begin anew because its auxiliary peer was not reached.
+        """
+        now, named = self._averager.clock.monotonic(), self._run.peers.named
+        donors = [donor for donor in view.donors() if donor not in named]
+        few = len(donors) <= liars_among(sum(record.averages for record in view.records))
+        before = {donor: self._vain.get(donor, (began, 0)) for donor in donors}
+        counts = few and not voters_among(view.records, view.absent)
+        self._vain = {donor: (since, attempts + 1) for donor, (since, attempts) in before.items() if counts}
+        for donor, (since, attempts) in self._vain.items():
+            if attempts >= ATTEMPTS and now >= since + VAIN_ROUNDS * self._run.swarm.averaging_timeout:
+                self._false[donor] = now
+                self._emit(Log(f"{donor} says that it holds step {view.epoch}, and gives it to nobody", "warning"))
+
+    def _come_to(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         # who held another state before has no average for this one
         if self._state.epoch > 0 and 0 < view.epoch - self._state.epoch <= KEPT_AVERAGES:
             show("syncing", f"taking over the average of step {view.epoch}")
@@ -79,9 +115,9 @@ class CatchUp:
                 return True
         show("syncing", f"taking over step {view.epoch}")
         least = min(self._state.epoch, view.epoch)  # a member that began anew may hand over what this peer left behind
-        return self.take_state(lambda tree: tree.step >= least) or self._take_published(
-            lambda step, digest: (step, digest) == (view.epoch, view.digest)
-        )
+        here = self._state.position  # who offers this has nothing of what its record names
+        taken = self.take_state(lambda tree: tree.step >= least and (tree.step, tree.digest) != here)
+        return taken or self._take_published(lambda step, digest: (step, digest) == (view.epoch, view.digest))
 
     def begin(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """As the first peer of a swarm: with the published checkpoint, if it is newer than what this peer holds."""

@@ -58,7 +58,8 @@ IDLE_SECONDS = 3.0  # without delayed updates: so long a step is waited for by w
 class NetworkAccess:
     """The way of one peer to the swarm: its node, which stays the caller's, its key, and caps on its traffic.
 
-    initial_peers: those it joined through. averager: the process that speaks for this peer.
+    initial_peers: those it joined through. averager: the process that speaks for this peer. met: multiaddrs of members
+    that it met before it began.
     """
 
     dht: DHT
@@ -67,6 +68,7 @@ class NetworkAccess:
     initial_peers: Sequence[str] = ()
     clock: Clock = field(default_factory=Clock)
     averager: type[Averager] = Averager
+    met: Sequence[str] = ()
 
 
 class Collaboration:
@@ -128,9 +130,9 @@ class Collaboration:
         self.averager.era = orders.era
         self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(
-            self.peer_id, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
+            run, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
         )
-        self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock)
+        self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock, network.met)
         self.round_log = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = self.directory_type(
             run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT"), self.clock

@@ -108,21 +108,30 @@ async def _ping(
     return ahead, connected
 
 
+def places(addresses: Iterable[str]) -> dict[str, list[str]]:
+    """Peer id → where it is, of multiaddrs with /p2p/…."""
+    found: dict[str, list[str]] = {}
+    for address in addresses:
+        place, _, peer_id = address.rpartition("/p2p/")
+        found.setdefault(peer_id, []).append(place)
+    return found
+
+
 class ConnectivityMonitor:
     """Whom this peer knows, and by which addresses. For any thread.
 
-    initial_peers: multiaddrs that it joined through; none for a first peer.
+    initial_peers: multiaddrs that it joined through; none for a first peer. met: of members that it met before that.
     """
 
-    def __init__(self, dht: DHT, initial_peers: Sequence[str] = (), clock: Clock | None = None):
+    def __init__(
+        self, dht: DHT, initial_peers: Sequence[str] = (), clock: Clock | None = None, met: Sequence[str] = ()
+    ):
         self._dht, self._clock = dht, clock or Clock()
         self._lock = threading.Lock()
-        self._known: dict[str, list[str]] = {}
-        for address in initial_peers:
-            place, _, peer_id = address.rpartition("/p2p/")
-            self._known.setdefault(peer_id, []).append(place)
+        self._known = places(initial_peers)
         self._initial = frozenset(self._known)
-        self._company: set[str] = set()  # other trainers, as far as they are not known to be gone
+        self._known |= {peer: where for peer, where in places(met).items() if peer not in self._initial}
+        self._company = set(self._known) - self._initial  # other trainers, as far as they are not known to be gone
         self._began_at = self._asked_at = -math.inf
         self._unseen_since = math.inf
         self.newest = Connectivity()

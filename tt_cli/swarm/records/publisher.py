@@ -25,7 +25,7 @@ from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, me
 from tt_cli.swarm.membership.control_notices import LIFE_SECONDS, ControlNotices, notice_key
 from tt_cli.swarm.membership.rsa_identity import Identity, owners_of, peer_id_of
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
-from tt_cli.swarm.records.consensus import SwarmState, Vote, voters_among
+from tt_cli.swarm.records.consensus import STEPS_APART, SwarmState, Vote, voters_among
 from tt_cli.swarm.records.peer_record import RENEW_SECONDS, HistoryRecord, PeerRecord, history_key, peers_key
 
 __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
@@ -172,6 +172,7 @@ class PeerDirectory:
         self._stopping = self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
+        self._behind: dict[str, float] = {}  # trainers, with the DHT time since when they seem to be
         self._parted: set[str] = set()
         self._refused: set[str] = set()  # whose passes do not count any more
         self._pinged = self._clock.monotonic()
@@ -399,7 +400,8 @@ class PeerDirectory:
         ends = {record.peer_id: until for record, until in self._known.values()}
         here = {record.peer_id for record in view.trainers()}
         ahead = {r.peer_id for r in view.records if r.averages and not r.client_mode and r.epoch > view.epoch}
-        seen = here | ahead  # who is far ahead is not gone: the records of the dead may hold the middle back
+        # who is far ahead is not gone: the records of the dead may hold the middle back
+        seen = here | ahead | self._late(view)
         gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in seen}
         gone |= self._refused
         with self._lock:
@@ -407,6 +409,13 @@ class PeerDirectory:
             self._parted = self._parted - {record.peer_id for record in view.records} | left
             heard = self._heard | {peer: ends.get(peer, now) + self._life for peer in here}
             self._heard = {peer: until for peer, until in heard.items() if until > now and peer not in gone}
+
+    def _late(self, view: SwarmState) -> set[str]:
+        """Those who seem behind and may not be: their word is older than that, as where a line is slow or was cut."""
+        now, silence = self._clock.dht_time(), SILENT_RENEWALS * self._renewal
+        behind = {r.peer_id: r.time for r in view.records if r.averages and r.epoch < view.epoch - STEPS_APART}
+        self._behind = {peer: self._behind.get(peer, now) for peer in behind if peer in self._heard}
+        return {peer for peer, since in self._behind.items() if behind[peer] <= since and now < since + silence}
 
     def _keep_in_touch(self) -> None:
         """Ping the other trainers now and then: who answered late once may have dropped out of the DHT's tables.
