@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.protocol import ValidationError
 from hivemind.dht.validation import DHTRecord
 from simulation.network import Node
 from simulation.virtual import Answer, Process
@@ -101,10 +100,11 @@ class RealDht:
                     )
                 )
                 return
-            except RuntimeError:  # nobody answered
-                initial_peers = met or (initial_peers if met is not None else ())
-                await asyncio.sleep(JOIN_SECONDS)
-            except ValidationError:  # one that answered cannot call back: as a supervisor begins again
+            except RuntimeError as error:
+                if met is not None:
+                    initial_peers = met or initial_peers
+                elif not any(words in str(error) for words in ("access this node", "local time")):
+                    initial_peers = ()  # nobody answered
                 await asyncio.sleep(JOIN_SECONDS)
 
     def is_alive(self) -> bool:

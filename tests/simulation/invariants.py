@@ -168,7 +168,8 @@ class Watch:
             if (other.peer_id in commit.listening) == other.client:
                 raise Violation(f"joins: {machine.number} took what the leader said of {other.number} for true")
         self._check_words(machine, commit)
-        rounds = [one.collaboration.averager._rounds.get(group_id) for one in self.machines if one.starts]
+        working = [one.collaboration for one in self.machines if one.collaboration is not None]
+        rounds = [collaboration.averager._rounds.get(group_id) for collaboration in working]
         origin = next((one.origin for one in rounds if one is not None and one.origin is not None), None)
         if self._valid and origin is not None:
             self._check_shares(machine, origin)

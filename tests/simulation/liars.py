@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, dht_pb2
 from simulation.network import Broken, Lie, Node
 from simulation.state import SimulatedTree
 
@@ -19,11 +21,14 @@ from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.messages import Commitment, RoundName, SignedVote
 from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
 from tt_cli.swarm.allreduce.votes import group_of, read_status
+from tt_cli.swarm.records.dht_protocol import node_id_of, tag_of
 
 METHODS = (
     *("rpc_aggregate_part", "rpc_settle", "rpc_precommit", "rpc_fetch_average", "rpc_audit", "rpc_join_group"),
     *("rpc_accuse", "rpc_state_chunks"),
 )
+DHT_METHODS = "rpc_ping", "rpc_find", "rpc_store", "rpc_records", "rpc_renew"
+NAMED = 20  # neighbours in an answer
 
 
 def liar(how: str) -> Lie:
@@ -32,15 +37,15 @@ def liar(how: str) -> Lie:
     return KINDS[kind](random.Random(seed))
 
 
-def _some(entropy: random.Random) -> tuple[set[str], float]:
+def _some(entropy: random.Random, among: Sequence[str]) -> tuple[set[str], float]:
     """The methods about which one lies (questions and answers), and how often."""
-    methods = [method + end for method in METHODS for end in ("", "!")]
+    methods = [method + end for method in among for end in ("", "!")]
     return set(entropy.sample(methods, entropy.randint(1, 4))), entropy.choice([0.1, 0.5, 1.0])
 
 
-def noise(entropy: random.Random) -> Lie:
+def noise(entropy: random.Random, among: Sequence[str] = METHODS) -> Lie:
     """Turns bytes of what it says over."""
-    methods, often = _some(entropy)
+    methods, often = _some(entropy, among)
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
         if method not in methods or entropy.random() >= often:
@@ -56,9 +61,9 @@ def noise(entropy: random.Random) -> Lie:
     return lie
 
 
-def mute(entropy: random.Random) -> Lie:
+def mute(entropy: random.Random, among: Sequence[str] = METHODS) -> Lie:
     """Says nothing, to some."""
-    methods, often = _some(entropy)
+    methods, often = _some(entropy, among)
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
         chosen = random.Random(f"{peer} {method} {often}").random() < often
@@ -67,9 +72,9 @@ def mute(entropy: random.Random) -> Lie:
     return lie
 
 
-def repeat(entropy: random.Random) -> Lie:
+def repeat(entropy: random.Random, among: Sequence[str] = METHODS) -> Lie:
     """Says again what it said before."""
-    methods, often = _some(entropy)
+    methods, often = _some(entropy, among)
     said: dict[str, Any] = {}
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
@@ -366,8 +371,85 @@ class Leader:
         return fields
 
 
+def hider(entropy: random.Random) -> Lie:
+    """As a node that keeps records hides those of some, and says of all that it took them."""
+    seed = entropy.random()
+
+    def hides(owner: bytes) -> bool:
+        return random.Random(f"{owner.hex()} {seed}").random() < 0.5
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method == "rpc_records!":
+            _, records = wire.RECORDS_ANSWER.read(message)
+            return wire.RECORDS_ANSWER.message((False, tuple(one for one in records if not hides(one[0]))))
+        return wire.RENEWED.message((True,)) if method == "rpc_renew!" else message
+
+    return lie
+
+
+def unfit(entropy: random.Random) -> Lie:
+    """Says that it cannot call back who joins through it, or has another time."""
+    available, ahead = entropy.choice([(False, 0.0), (True, 60.0)])
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method != "rpc_ping!":
+            return message
+        return dht_pb2.PingResponse(peer=message.peer, dht_time=message.dht_time + ahead, available=available)
+
+    return lie
+
+
+def inventor(entropy: random.Random) -> Lie:
+    """Names neighbours that do not exist, each in its place or all where the records are, or itself alone."""
+    way = entropy.choice(["in place", "beside", "itself"])
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method != "rpc_find!":
+            return message
+        key = DHTID.generate(source=node.dht._peers_key)
+        places = [(node_id_of(node.peer_id), node.peer_id)]
+        for number in range(NAMED if way != "itself" else 0):
+            invented = PeerID(b"\x12\x20" + entropy.randbytes(32))
+            places.append((DHTID(int(key) ^ (number + 4)) if way == "beside" else node_id_of(invented), invented))
+        named = dht_pb2.FindResult(
+            type=dht_pb2.NOT_FOUND,
+            nearest_node_ids=[place.to_bytes() for place, _ in places],
+            nearest_peer_ids=[one.to_bytes() for _, one in places],
+        )
+        return dht_pb2.FindResponse(results=[named] * len(message.results), peer=message.peer)
+
+    return lie
+
+
+def two_voiced(entropy: random.Random) -> Lie:
+    """Tells some of those who keep its record, or all, another state, and other samples, than it has."""
+    seed, often = entropy.random(), entropy.choice([0.5, 1.0])
+    changed = {"epoch": entropy.choice([-1, 0, 1, 2]), "samples": entropy.choice([0, 8, 100])}
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method != "rpc_renew" or random.Random(f"{peer} {seed}").random() >= often:
+            return message
+        named, owner, links = wire.RENEWAL.read(message)
+        protocol, key = node.dht.dht_node.protocol, DHTID.from_bytes(named)
+        (subkey, kept), *_ = [one for one in protocol.read[key].items() if tag_of(one[0]) == owner] or [(owner, None)]
+        if kept is None:
+            return message
+        whole, record = protocol._whole(key, subkey, kept.value[0]), protocol.opened(key, subkey, kept.value)
+        said = {"epoch": max(0, record["epoch"] + changed["epoch"]), "samples": record["samples"] + changed["samples"]}
+        if changed["epoch"]:
+            said["digest"] = random.Random(seed).randbytes(32).hex()
+        until = links[-1][0] + 1e-3
+        pulse = protocol.session.pulse(named, whole, kept.value, {**record, **said}, until)
+        return message if pulse is None else wire.RENEWAL.message((named, owner, (pulse,)))
+
+    return lie
+
+
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "evasive": evasive,
     "unsigned": unsigned, "donor": donor, "two-faced": two_faced, "leader": Leader, "locks": Locks,
     "double": double, "hoarder": Hoarder,
+    "dht-noise": partial(noise, among=DHT_METHODS), "dht-mute": partial(mute, among=DHT_METHODS),
+    "dht-repeat": partial(repeat, among=DHT_METHODS), "hider": hider, "unfit": unfit, "inventor": inventor,
+    "two-voiced": two_voiced,
 }  # fmt: skip

@@ -170,6 +170,7 @@ class Machine:
         self.error: BaseException | None = None
         self.accompanied = False  # it made a step with others
         self.joined = False  # others, or began as the first
+        self.collaboration: Any = None  # from when it has joined
         self.starts = 0
 
     @property
@@ -229,7 +230,8 @@ class Machine:
 
     def _work(self, dht: Any, identity: Any, known: list[str]) -> None:
         node = self.node
-        access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager)
+        met = self._addresses(self._met) if self._met and self.starts > 1 else ()
+        access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager, met)
         about, orders = About(micro_batch=SAMPLES, user=self.user), self._orders_type(dht.membership, self)
         hear = functools.partial(self._hear, node.process)
         sums = self.accumulator()

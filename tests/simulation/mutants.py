@@ -170,6 +170,19 @@ MUTANTS = {
     "catch-up: chunks are taken as they come": Mutant(
         "state.client", "if not await asyncio.to_thread(target.tree.holds, index, data):", "if False:", "donor"
     ),
+    "catch-up: a state that nobody is given is a goal for ever": Mutant(
+        "catch_up",
+        "if attempts >= ATTEMPTS and now >= since + VAIN_ROUNDS * self._run.swarm.averaging_timeout:",
+        "if False:",
+        "lying keeper",
+    ),
+    "DHT: one initial peer keeps newcomers out": Mutant(
+        "records.dht_protocol",
+        "UNFIT.get().append(str(error))",
+        "raise RuntimeError(str(error)) from None",
+        "lying keeper",
+    ),
+    "records: who seems behind is gone": Mutant("records.publisher", " | self._late(view)", "", "lying keeper"),
     "selection: who spoiled a round stays out": Mutant(
         "participants.selector", "if SPOILED in result.problem or TOO_FEW in result.problem:", "if False:", "partition"
     ),

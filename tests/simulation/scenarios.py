@@ -85,6 +85,17 @@ SCENARIOS = {
     "keepers": Scenario(
         stalls=6, crashes=2, cuts=2, clients=1, loss=0.002, sizes=(3, 4, 5, 6, 8), seconds=35.0, keepers=True
     ),
+    "lying keeper": Scenario(
+        liars=("dht-noise", "dht-mute", "dht-repeat", "hider", "unfit", "inventor", "two-voiced"),
+        crashes=2,
+        newest=True,
+        cuts=1,
+        clients=1,
+        loss=0.001,
+        sizes=(4, 5, 6),
+        seconds=25.0,
+        keepers=True,
+    ),
     "apart": Scenario(
         cuts=1,
         cut_seconds=80.0,

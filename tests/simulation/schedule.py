@@ -119,7 +119,8 @@ class Schedule:
             faults.append(Fault("user", tuple(one)))
             lying = one if entropy.random() < 0.5 else [next(number for number in everybody if number not in one)]
         elif most.liars:
-            lying = sorted(entropy.sample(range(count), entropy.randint(1, max(1, (count - 1) // 3))))
+            among = range(1 if most.keepers else 0, count)  # who joins through a liar alone need not come to the others
+            lying = sorted(entropy.sample(among, entropy.randint(1, max(1, (count - 1) // 3))))
         for number in lying if most.liars else ():
             if number not in clients:
                 how = f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}"

@@ -21,7 +21,7 @@ COUNTS = {  # scenario → schedules
     **{"long": 10, "hang": 80, "everything": 230, "pair": 200, "local steps": 50, "stall": 20},
     **{"reducer": 60, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
     **{"users": 30, "lying user": 30, "orders": 60},
-    **{"keepers": 24, "apart": 3, "auxiliary": 15, "auxiliary orders": 15},
+    **{"keepers": 24, "lying keeper": 18, "apart": 3, "auxiliary": 15, "auxiliary orders": 15},
     **{"liar": 60, "donor": 50, "liar of two": 40, "wrong": 40, "leader": 40, "two-faced": 40},
 }
 AT_ONCE = 30  # schedules of one test, so that workers share them evenly
@@ -106,6 +106,10 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule.drawn(500264, "pair"),
     Schedule.drawn(500392, "locks"),
     Schedule.drawn(500469, "restart"),
+    Schedule.drawn(973014, "lying user"),
+    Schedule.drawn(973016, "auxiliary"),
+    Schedule(155, "lying keeper", 4, (Fault("cut", (0, 3), 3.3528513, 7.0654553, "one way"), Fault("client", (2,)))),
+    Schedule(6, "lying keeper", 4, (Fault("liar", (3,), how="two-voiced 6"),)),
     Schedule(
         1125,
         "stall",
