@@ -15,6 +15,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, dht_pb2
 from simulation.network import Broken, Lie, Node
 from simulation.state import SimulatedTree
+from testbed.attacks.neighbours import NAMED, named
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
@@ -28,7 +29,6 @@ METHODS = (
     *("rpc_accuse", "rpc_state_chunks"),
 )
 DHT_METHODS = "rpc_ping", "rpc_find", "rpc_store", "rpc_records", "rpc_renew"
-NAMED = 20  # neighbours in an answer
 
 
 def liar(how: str) -> Lie:
@@ -411,12 +411,7 @@ def inventor(entropy: random.Random) -> Lie:
         for number in range(NAMED if way != "itself" else 0):
             invented = PeerID(b"\x12\x20" + entropy.randbytes(32))
             places.append((DHTID(int(key) ^ (number + 4)) if way == "beside" else node_id_of(invented), invented))
-        named = dht_pb2.FindResult(
-            type=dht_pb2.NOT_FOUND,
-            nearest_node_ids=[place.to_bytes() for place, _ in places],
-            nearest_peer_ids=[one.to_bytes() for _, one in places],
-        )
-        return dht_pb2.FindResponse(results=[named] * len(message.results), peer=message.peer)
+        return dht_pb2.FindResponse(results=[named(places)] * len(message.results), peer=message.peer)
 
     return lie
 
@@ -429,8 +424,8 @@ def two_voiced(entropy: random.Random) -> Lie:
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
         if method != "rpc_renew" or random.Random(f"{peer} {seed}").random() >= often:
             return message
-        named, owner, links = wire.RENEWAL.read(message)
-        protocol, key = node.dht.dht_node.protocol, DHTID.from_bytes(named)
+        place, owner, links = wire.RENEWAL.read(message)
+        protocol, key = node.dht.dht_node.protocol, DHTID.from_bytes(place)
         (subkey, kept), *_ = [one for one in protocol.read[key].items() if tag_of(one[0]) == owner] or [(owner, None)]
         if kept is None:
             return message
@@ -439,8 +434,8 @@ def two_voiced(entropy: random.Random) -> Lie:
         if changed["epoch"]:
             said["digest"] = random.Random(seed).randbytes(32).hex()
         until = links[-1][0] + 1e-3
-        pulse = protocol.session.pulse(named, whole, kept.value, {**record, **said}, until)
-        return message if pulse is None else wire.RENEWAL.message((named, owner, (pulse,)))
+        pulse = protocol.session.pulse(place, whole, kept.value, {**record, **said}, until)
+        return message if pulse is None else wire.RENEWAL.message((place, owner, (pulse,)))
 
     return lie
 

@@ -67,8 +67,8 @@ class CatchUp:
     def attainable(self, view: SwarmState) -> SwarmState:
         """The swarm but for those who handed over a false state, whose own would be this peer's goal for ever."""
         false = self.false_among(view)
-        records = (record for record in view.records if record.peer_id not in false)
-        return SwarmState.of(records, view.absent) if false else view
+        records = [record for record in view.records if record.peer_id not in false]
+        return view if len(records) == len(view.records) else SwarmState.of(records, view.absent)
 
     def false_among(self, view: SwarmState) -> frozenset[str]:
         """Those who handed over a false state, and those who are proven guilty: what they say of states is nothing.

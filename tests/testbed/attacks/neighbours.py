@@ -31,7 +31,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc] # calls go by thi
     answer: Answer
     records: tuple[Any, ...] = (False, ())  # nothing is newer than what the caller has
     silent = False
-    pong = False, 0.0  # what pings are told: whether the caller was called back, and how fast this node's clock is
+    pong = False, 0.0  # what pings are told: whether it can call back, and by how many seconds its clock is ahead
 
     @classmethod
     async def lie(cls, p2p: P2P, node_id: DHTID, answer: Answer) -> DHTProtocol:
