@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from hivemind.dht import DHT, DHTNode
 from swarm.made import SteppedClock
 
 from tt_cli.errors import TTError
+from tt_cli.identity import multiaddr
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
@@ -23,11 +26,12 @@ from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
 from tt_cli.swarm.network.connectivity import CUT_OFF, UNSEEN, Connectivity, ConnectivityMonitor
-from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import NobodyAnswered, addresses_here, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.records.publisher import SwarmState, keep_in_touch
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
 AHEAD = 100.0
+SOMEBODY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 @pytest.fixture
@@ -98,6 +102,21 @@ def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[.
     stop_dht(third)
     contacts.accompanied([str(third.peer_id)])
     assert contacts.ask().cut_off and contacts.why_not_alone() == CUT_OFF
+
+
+def test_silent_initial_peers_keep_nobody_out(start: Callable[..., DHT], monkeypatch: pytest.MonkeyPatch) -> None:
+    """libp2p's daemon dials one after the other, for 5 s each, and has to be up after 30 s."""
+    first = start()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(7)]
+        where = [f"/ip4/127.0.0.1/tcp/{one.getsockname()[1]}/p2p/{SOMEBODY}" for one in silent]
+        second = start(*where, *addresses_of(first))
+        assert second.run_coroutine(_known) == 1
+        monkeypatch.setattr(multiaddr, "DIAL_SECONDS", 0.5)
+        with pytest.raises(
+            NobodyAnswered, match=r"no peer of run emoji-\S+ answered at (/\S+, ){4}…: check the address"
+        ):
+            start(*where)
 
 
 def test_no_stranger_can_send_through_a_peer(start: Callable[..., DHT]) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import re
+from collections.abc import Sequence
 
+HELLO = b"\x13/multistream/1.0.0\n"  # what a libp2p node says first on every TCP connection
+DIAL_SECONDS = 5.0  # until the first node has said it
+MORE_SECONDS = 2.0  # for the others, from then on
 _PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{8,}")  # base58, as libp2p writes peer ids
 _EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 
@@ -36,3 +42,41 @@ def check_multiaddr(address: str) -> str:
     if parts[-2] != "p2p" or not _PEER_ID.fullmatch(parts[-1]):
         raise ValueError(f"must end in /p2p/ and a peer id, not '{parts[-1]}'; it looks like {_EXAMPLE}")
     return address
+
+
+def is_multiaddr(address: object) -> bool:
+    """Tell whether a peer can dial it, as `check_multiaddr` says."""
+    with contextlib.suppress(ValueError):
+        return isinstance(address, str) and bool(check_multiaddr(address))
+    return False
+
+
+async def answering(addresses: Sequence[str]) -> list[str]:
+    """Those of these multiaddrs at which a libp2p node answers; one that is not plain TCP is not tried, and stays.
+
+    All are dialled at once: libp2p's daemon dials its initial peers in turn, and does not start where six of them are
+    behind firewalls that drop what comes, each for five seconds.
+    """
+
+    async def says_hello(address: str) -> bool:
+        _, _, host, transport, port, *rest = address.split("/")
+        if transport != "tcp" or rest[:1] != ["p2p"]:
+            return True
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                return await reader.readexactly(len(HELLO)) == HELLO
+            finally:
+                writer.close()
+        return False
+
+    dialled = [asyncio.create_task(says_hello(address)) for address in addresses]
+    clock = asyncio.get_running_loop().time
+    until, waiting = clock() + DIAL_SECONDS, set(dialled)
+    while waiting and clock() < until:
+        done, waiting = await asyncio.wait(waiting, timeout=until - clock(), return_when=asyncio.FIRST_COMPLETED)
+        if any(task.result() for task in done):
+            until = min(until, clock() + MORE_SECONDS)
+    for task in waiting:
+        task.cancel()
+    return [address for address, task in zip(addresses, dialled, strict=True) if task not in waiting and task.result()]

@@ -39,6 +39,7 @@ START_SECONDS = 30.0
 END_SECONDS = 3.0  # for a process that failed
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
+MOST_NAMED = 4  # initial peers, in the line that says that none answered
 ANSWER_SECONDS = 8.0  # hivemind waits for 3: on a slow line that is full of gradients answers take longer
 
 dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
@@ -130,14 +131,15 @@ def _check_port_free(host: str, port: int) -> None:
 
 def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
     words = " ".join(str(error).split()) or type(error).__name__
+    places = ", ".join(initial_peers[:MOST_NAMED]) + ", …" * (len(initial_peers) > MOST_NAMED)
     if (failure := classify(words)).what == "clock":
         return WrongAnswers(f"cannot join run {run.identity}: {failure.words}: {failure.remedy}")
     if "access this node" in words:
-        where = f"of run {run.identity} at {', '.join(initial_peers)}"
+        where = f"of run {run.identity} at {places}"
         return WrongAnswers(f"no peer {where} could call this one back: try again, or name another with --peer")
     if initial_peers and any(sign in words.lower() for sign in ("bootstrap", "initial peers", "connect")):
         return NobodyAnswered(
-            f"no peer of run {run.identity} answered at {', '.join(initial_peers)}: check the address, that its "
+            f"no peer of run {run.identity} answered at {places}: check the address, that its "
             "auxiliary peer is running, and that no firewall is between"
         )
     if "address already in use" in words.lower():

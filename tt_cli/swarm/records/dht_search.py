@@ -22,6 +22,7 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from tt_cli.identity.multiaddr import answering
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.records.dht_protocol import UNFIT
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
@@ -89,8 +90,11 @@ class DHTNode(hivemind_node.DHTNode):
         """
         unfit = list[str]()
         UNFIT.set(unfit)
+        found = initial_peers
+        if initial_peers and more.get("p2p") is None and not (found := await answering(initial_peers)):
+            raise RuntimeError("none of the initial peers answers")
         try:
-            node: DHTNode = await super().create(*args, initial_peers=initial_peers, **more)
+            node: DHTNode = await super().create(*args, initial_peers=found, **more)
         except RuntimeError as error:
             raise RuntimeError(": ".join([str(error), *unfit[:1]])) from error
         peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in initial_peers or ()]
