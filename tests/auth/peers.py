@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 
 from tt_cli.auth.authority import authority_server
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority.issuer import Authority, Challenge
+from tt_cli.auth.authority.issuer import Authority, Challenge, IssuedPass
 from tt_cli.auth.authority_requests import Purpose, RenewRequest, signed_message
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import encode
@@ -72,11 +72,17 @@ class Peer:
 
     def renewal(self, authority: Authority, held: str) -> str:
         """The whole of it."""
-        return authority.renew(self.renew_request(authority.challenge(self.peer_id, "renew"), authority.run, held))
+        return self.introduced(authority, held).text
 
-    def renew_request(self, challenge: Challenge, run: RunConfig, held: str) -> RenewRequest:
+    def introduced(self, authority: Authority, held: str, *addresses: str) -> IssuedPass:
+        """A renewal of one that is at these addresses, as far as it says."""
+        said = {"addresses": list(addresses)} if addresses else {}
+        request = self.renew_request(authority.challenge(self.peer_id, "renew"), authority.run, held, **said)
+        return authority.renew(request)
+
+    def renew_request(self, challenge: Challenge, run: RunConfig, held: str, **said: Any) -> RenewRequest:
         """As it is sent."""
-        return RenewRequest(**self.body("renew", vars(challenge), run.identity, {"pass": held}))
+        return RenewRequest(**self.body("renew", vars(challenge), run.identity, {"pass": held, **said}))
 
     def body(self, purpose: Purpose, challenge: dict[str, Any], run: str, said: dict[str, Any]) -> dict[str, Any]:
         """A request's JSON."""

@@ -10,7 +10,7 @@ from told import Told
 
 from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
 from tt_cli.auth.authority_client import AuthorityClient
-from tt_cli.auth.pass_renewer import PassRenewer
+from tt_cli.auth.pass_renewer import Addresses, PassRenewer
 from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
 
@@ -51,13 +51,15 @@ def key_file(run: RunConfig) -> Path:
     return folders.run_folder(run) / "trainer.key"
 
 
-def begun(running: Running, told: Told, run: RunConfig | None = None) -> PassRenewer:
+def begun(
+    running: Running, told: Told, user: str = "ada", run: RunConfig | None = None, addresses: Addresses = list
+) -> PassRenewer:
     """A keeper whose peer has a pass from before: this machine has no Hub to prove anything on."""
     run = run or running.run
-    client = AuthorityClient(run, key_file(run), told)
+    key = key_file(run) if user == "ada" else key_file(run).with_stem(f"trainer-{user}")
+    client = AuthorityClient(run, key, told)
     if run.membership.closed:
-        text = running.authority.issue_here(client.peer_id, "ada")
-        key_file(run).with_suffix(".pass").write_text(text)
-    keeper = PassRenewer(run, key_file(run), client, told)
+        key.with_suffix(".pass").write_text(running.authority.issue_here(client.peer_id, user))
+    keeper = PassRenewer(run, key, client, told, addresses=addresses)
     keeper.attach(lambda: told("the worker is asked to leave"))
     return keeper

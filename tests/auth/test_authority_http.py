@@ -28,6 +28,7 @@ from tt_cli.auth.authority.authority_server import MOST_OF_ADDRESS
 from tt_cli.auth.authority.http_api import Limits, make_app
 from tt_cli.auth.authority.issuer import Authority
 from tt_cli.auth.authority.member_store import metadata
+from tt_cli.auth.authority_requests import MOST_ADDRESSES
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
@@ -119,6 +120,21 @@ def test_a_pass_is_renewed_over_http(authority: Authority) -> None:
     first, again = asked(authority, unlimited(), ("POST", "/v1/renew", body), ("POST", "/v1/renew", body))
     assert read_pass(first.json()["pass"], authority.folder.settings().line(), run, START).user == "ada"
     assert (again.status_code, again.json()) == (401, {"detail": "the nonce has been used already"})
+
+
+def test_who_renews_says_where_it_is_and_the_next_one_is_told(authority: Authority) -> None:
+    one, other, run = Peer(), Peer(1), authority.run.identity
+    place = f"/ip4/203.0.113.7/tcp/31337/p2p/{one.peer_id}"
+
+    def renewed(peer: Peer, **said: Any) -> Any:
+        held = {"pass": authority.issue_here(peer.peer_id, peer.peer_id), **said}
+        body = peer.body("renew", challenge(authority, peer, "renew"), run, held)
+        return asked(authority, unlimited(), ("POST", "/v1/renew", body))[0]
+
+    assert renewed(one, addresses=[place]).json()["members"] == []
+    assert renewed(other).json()["members"] == [place]
+    for wrong in (["nonsense"], [place] * (MOST_ADDRESSES + 1), "nonsense", [place + "a" * 200], [place + "/\n"]):
+        assert renewed(one, addresses=wrong).status_code == 422
 
 
 def test_the_facts_and_the_notice(authority: Authority) -> None:

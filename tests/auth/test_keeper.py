@@ -25,6 +25,7 @@ from tt_cli.auth.peer_admission import UNGUARDED, admission, is_here
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import read_notice, read_pass
 from tt_cli.run import folders
+from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
@@ -95,6 +96,20 @@ def test_a_pass_is_renewed_before_it_ends(running: Running, told: Told) -> None:
     assert pass_now(running) == before  # nobody renews any more
 
 
+def test_peers_tell_the_authority_where_they_are_and_hear_of_the_others(running: Running, told: Told) -> None:
+    """Who accepts no connections any more is named to nobody. An authority is told once it has named somebody."""
+    where, folder = list[str](), folders.run_folder(running.run)
+    with begun(running, told, addresses=lambda: where) as ada, begun(running, told, "bob") as bob:
+        assert not ada._source.lacks(["anywhere"]), "it may be one of before"
+        where.append(f"/ip4/203.0.113.7/tcp/31337/p2p/{ada._source.peer_id}")
+        wait_for(lambda: peers_met(folder) == where)
+        assert bob._source.members == where and ada._source.members == []
+        where.clear()
+        wait_for(lambda: bob._source.members == [])
+        assert peers_met(folder), "they may be there again"
+    assert told.lines == []
+
+
 @pytest.mark.parametrize("kind", ["user", "peer"])
 def test_a_ban_ends_it_within_a_poll(running: Running, told: Told, kind: str) -> None:
     with begun(running, told) as keeper:
@@ -160,14 +175,14 @@ def test_a_notice_that_is_not_signed_is_said(running: Running, told: Told) -> No
     other = "ed25519:" + "A" * 43
     run = pointed(closed_run(), running.url, other)
     run = run.replaced({"membership.kind": "open", "membership.organisation": None})
-    with begun(running, told, run):
+    with begun(running, told, run=run):
         told.wait("the authority's notice does not count (forged notice")
         assert not key_file(run).with_name("notice").exists()
 
 
 def test_an_open_run_has_bans_and_orders_and_no_pass(running: Running, told: Told) -> None:
     run = running.run.replaced({"membership.kind": "open", "membership.organisation": None})
-    with begun(running, told, run) as keeper:
+    with begun(running, told, run=run) as keeper:
         assert keeper.user == ""
         with Organiser.at_work(running.run) as organiser:
             organiser.ban("user", "anybody", "")

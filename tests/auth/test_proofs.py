@@ -284,7 +284,7 @@ def test_a_proof_that_a_proxy_finds_too_large_is_told_once_and_not_sent_again(ru
     folder.mkdir()
     guilty = signer(1).peer_id
     (folder / f"{guilty}.accusation").write_bytes(bytes(MOST_PROOF))
-    with behind("nginx", running, tmp_path, most="64k") as run, begun(running, told, run):
+    with behind("nginx", running, tmp_path, most="64k") as run, begun(running, told, run=run):
         told.wait(
             f"the proof against peer {guilty} is not taken: the authority of run {run.run.name}, or the proxy before"
         )

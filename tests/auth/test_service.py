@@ -208,7 +208,7 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
     def ask(one: Authority) -> None:
         gate.wait()
         try:
-            answers.append(one.renew(request))
+            answers.append(one.renew(request).text)
         except RequestRefused as error:
             answers.append(str(error))
 

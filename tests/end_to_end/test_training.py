@@ -27,10 +27,10 @@ from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
 from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.events import (
+    Choice,
     Contribution,
     Finished,
     Listening,
-    Log,
     Phase,
     Progress,
     Round,
@@ -187,5 +187,5 @@ def test_a_peer_comes_back_while_no_initial_peer_answers(swarm: LocalSwarm) -> N
         member.worker.wait(WAIT)
     returned = swarm.start_trainer("anna", batch_size=4, seed=2)
     assert swarm.wait(lambda: bool(returned.of(Contribution)), WAIT), returned.events[-12:]
-    assert any("joining through members that it met before" in event.message for event in returned.of(Log))
+    assert [event.what for event in returned.of(Choice)].count("joining through") == 1
     assert_agreed([returned, ben])

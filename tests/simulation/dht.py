@@ -83,15 +83,16 @@ class RealDht:
         self._peers_key, self.shown = peers_key(run.identity), None  # the step that its newest stored record says
 
     async def join(self, initial_peers: Sequence[str], met: Sequence[str] | None) -> None:
-        """Join through these, or where none answers through those that it met before; None: then it begins alone."""
+        """Join through these and those that it met before; None: where nobody answers it begins alone."""
         hivemind_patches.apply()
+        known = [*initial_peers, *(met or ())]
         while True:
             try:
                 self.dht_node = await self._process.run(
                     dht_search.DHTNode.create(
                         p2p=self.node,
                         node_id=node_id_of(self.peer_id),
-                        initial_peers=initial_peers,
+                        initial_peers=known,
                         client_mode=self.client_mode,
                         record_validator=dht_search.Checked(self._checks),
                         authorizer=self._guard,
@@ -101,10 +102,8 @@ class RealDht:
                 )
                 return
             except RuntimeError as error:
-                if met is not None:
-                    initial_peers = met or initial_peers
-                elif not any(words in str(error) for words in ("access this node", "local time")):
-                    initial_peers = ()  # nobody answered
+                if met is None and not any(words in str(error) for words in ("access this node", "local time")):
+                    known = []  # nobody answered
                 await asyncio.sleep(JOIN_SECONDS)
 
     def is_alive(self) -> bool:

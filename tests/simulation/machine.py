@@ -146,8 +146,8 @@ class Machine:
     pace: seconds of a micro-batch. gradients: what it gives. idle: it computes none. waits: nor does it while a round
     has its gradient. line: its own; without, it is measured where lines are limited. skew: see `VirtualClock`. user:
     whose it is, in a closed run; "" in an open one. dht: `RealDht`, or what stands in.
-    initial: through whom it joins; the first of these is the first of all. met: through whom, where none answers;
-    None: then it begins alone.
+    initial: through whom it joins; the first of these is the first of all. met: through whom, too, when it
+    begins again; None: it begins alone where nobody answers.
     """
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
@@ -217,12 +217,15 @@ class Machine:
         if self._dht_type is RealDht:
             signatures = HashSignatures(identity.key)
             dht: Any = RealDht(node, self.run, self.holder(), signatures, self.client, self.dht, self.clock)
-            await dht.join(known, None if self._met is None else self._addresses(self._met))
+            await dht.join(known, None if self._met is None else self._met_before())
         else:
             dht, known = Dht(node, self.holder(), self.client, self.dht), known[:1]
             while self.starts > 1 and not self.network.reaches(self.number):
                 await asyncio.sleep(JOIN_SECONDS)
         return dht, known
+
+    def _met_before(self) -> list[str]:
+        return self._addresses(self._met if self._met and self.starts > 1 else ())
 
     def _addresses(self, numbers: Iterable[int]) -> list[str]:
         others = (number for number in numbers if number != self.number)
@@ -230,8 +233,7 @@ class Machine:
 
     def _work(self, dht: Any, identity: Any, known: list[str]) -> None:
         node = self.node
-        met = self._addresses(self._met) if self._met and self.starts > 1 else ()
-        access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager, met)
+        access = NetworkAccess(dht, identity, self.line, known, self.clock, SimulatedAverager, self._met_before())
         about, orders = About(micro_batch=SAMPLES, user=self.user), self._orders_type(dht.membership, self)
         hear = functools.partial(self._hear, node.process)
         sums = self.accumulator()

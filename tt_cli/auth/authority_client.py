@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.hub_files import PLAIN, TooLong, hub_errors, plain_body, quiet_and_bounded
 from tt_cli.identity import peer_key
+from tt_cli.identity.multiaddr import is_multiaddr
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
 from tt_cli.run import RunConfig
 from tt_cli.run.sections import is_plain_http
@@ -103,25 +104,39 @@ class AuthorityConnection:
 
 
 class AuthorityClient(AuthorityConnection):
-    """One peer's side. key_file: the peer's RSA key, made where it is missing. tell: gets lines for a person."""
+    """One peer's side. key_file: the peer's RSA key, made where it is missing. tell: gets lines for a person.
+
+    members: multiaddrs of members, as the authority named them last; None of one that names none.
+    """
 
     def __init__(self, run: RunConfig, key_file: Path, tell: Tell, *, send_token: bool = False):
         super().__init__(run)
         self._tell, self._send_token = tell, send_token
+        self.members: list[str] | None = None
+        self._told = list[str]()
         self._known = {public_text(key) for key, _ in authority_keys(run.membership.authority_key or "")}
         self._key = peer_key.made_key(key_file)
         self._public = peer_key.public_der(self._key.public_key())
         self.peer_id = peer_key.peer_id(self._public)
 
-    def admission(self, held: str) -> str:
-        """The next pass: by renewing `held`, else by proving who one is.
+    def admission(self, held: str, addresses: Sequence[str] = ()) -> str:
+        """The next pass: by renewing `held`, else by proving who one is. addresses: where others reach this peer.
 
         Raises PassRefused, AuthorityUnreachable, TTError.
         """
+        answer, told = None, list(addresses) if self.members is not None else []
         with suppress(ProofNeeded):
             if held:
-                return str(self._signed("renew", {"pass": held})["pass"])
-        return self._join()
+                answer = self._signed("renew", {"pass": held, **({"addresses": told} if told else {})})
+                self._told = told
+        answer = answer or self._join()
+        if isinstance(named := answer.get("members"), list):
+            self.members = list(filter(is_multiaddr, named))
+        return str(answer["pass"])
+
+    def lacks(self, addresses: Sequence[str]) -> bool:
+        """True for an authority that names members, and does not know these addresses of this one."""
+        return self.members is not None and list(addresses) != self._told
 
     def accuse(self, proof: bytes, held: str) -> str:
         """Hand in a proof that a member made a wrong average; `held` is this peer's pass. Returns the guilty peer's id.
@@ -133,7 +148,7 @@ class AuthorityClient(AuthorityConnection):
         headers = {"TT-Ticket": str(ticket), "Content-Type": "application/octet-stream"}
         return str(self._post("/v1/proofs", content=proof, headers=headers, timeout=JUDGED_SECONDS)["guilty"])
 
-    def _join(self) -> str:
+    def _join(self) -> dict[str, Any]:
         challenge = self._challenge("join")
         if self._send_token:
             proof = {"way": "token", "token": self._read_token()}
@@ -142,7 +157,7 @@ class AuthorityClient(AuthorityConnection):
             challenge = self._challenge("join")  # the login may have taken long
         else:
             proof = {"way": "hub", "user": self._commit_proof(challenge)}
-        return str(self._signed("join", {"proof": proof}, challenge)["pass"])
+        return self._signed("join", {"proof": proof}, challenge)
 
     def _challenge(self, purpose: requests.Purpose) -> dict[str, Any]:
         before = time.time()

@@ -12,11 +12,13 @@ from tt_cli.auth.account import AccountName
 from tt_cli.errors import UsageError
 from tt_cli.identity.passes import MAX_PASS
 
+MOST_ADDRESSES = 4  # of one peer
 PROOF_REPOSITORY = "tt-proof"  # a public model repository in the volunteer's own namespace
 
 Purpose = Literal["join", "renew", "accuse"]
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{32,128}$")]
 PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="DER, base64url without padding")]
+Address = Annotated[str, Field(pattern=r"^/[0-9A-Za-z.:/-]{1,200}$", description="a multiaddr")]
 Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
 
 
@@ -61,8 +63,8 @@ class SignedRequest(StrictRequest):
     signature: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="RSA-PSS, base64url")]
 
     def said(self) -> dict[str, Any]:
-        """All that is asked for, as it is signed."""
-        return self.model_dump(by_alias=True, exclude={"key", "nonce", "signature"})
+        """All that is asked for, as it is signed: what was not sent was not."""
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude={"key", "nonce", "signature"})
 
 
 class HubProof(StrictRequest):
@@ -92,13 +94,19 @@ class JoinRequest(SignedRequest):
     proof: Annotated[HubProof | OAuthProof | TokenProof, Field(discriminator="way")]
 
 
-class RenewRequest(SignedRequest):
+class HolderRequest(SignedRequest):
     """The pass before."""
 
     held: Annotated[str, Field(alias="pass", min_length=1, max_length=MAX_PASS)]
 
 
-class AccuseRequest(RenewRequest):
+class RenewRequest(HolderRequest):
+    """Where the peer accepts connections: its multiaddrs, for those who join later."""
+
+    addresses: Annotated[list[Address], Field(max_length=MOST_ADDRESSES)] = []
+
+
+class AccuseRequest(HolderRequest):
     """That the holder of a pass has a proof against a member: the SHA-256 of an Accusation of the swarm's audits."""
 
     proof: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -10,23 +10,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell, TooLarge
-from tt_cli.auth.authority_requests import PassRefused, Rejected
+from tt_cli.auth.authority_requests import MOST_ADDRESSES, PassRefused, Rejected
 from tt_cli.errors import TTError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, Notice, Pass, allowed, read_notice, read_pass
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.initial_peers import remember_met
 
 POLL_SECONDS = 15.0
 FIRST_WAITS = (2.0, 4.0, 8.0, 16.0)  # seconds between the tries of a peer that has no pass yet
 NEARLY_OVER = 60.0  # seconds: a pass this near to its end does not do for a start
 SHORTEST_TURN = 5.0  # seconds between two tries to renew
+
+Addresses = Callable[[], list[str]]  # multiaddrs
 
 
 class Admitted:
@@ -52,13 +55,20 @@ class Admitted:
 class PassRenewer(Admitted):
     """A context manager: on entering it there is a pass (in a closed run), and it stays good until leaving.
 
-    key_file: of the peer. tell: gets lines for a person, from any thread.
+    key_file: of the peer. tell: gets lines for a person, from any thread. addresses: where others reach the peer now.
     """
 
     def __init__(
-        self, run: RunConfig, key_file: Path, source: AuthorityClient | OnThisHost, tell: Tell, user: str = ""
+        self,
+        run: RunConfig,
+        key_file: Path,
+        source: AuthorityClient | OnThisHost,
+        tell: Tell,
+        user: str = "",
+        addresses: Addresses = list,
     ):
         super().__init__(tell, user)
+        self._addresses = addresses
         self._run, self._source = run, source
         self._authority_key = run.membership.authority_key or ""
         self._pass_file, self._notice_file = key_file.with_suffix(".pass"), key_file.with_name("notice")
@@ -122,12 +132,14 @@ class PassRenewer(Admitted):
                 f"the authority answered with a pass that does not count ({error}): ask the organiser"
             ) from None
         self._write(self._pass_file, text)
+        if self._source.members:
+            remember_met(self._pass_file.parent, self._source.members)
 
     def _keep_renewing(self) -> None:
         """At half of a pass's life, and then again and again until there is a new one."""
-        while (held := self._held) is not None and not self._over.wait(_until_renewal(held)):
+        while (held := self._held) is not None and self._wait(held):
             try:
-                self._take(self._source.admission(self._text))
+                self._take(self._source.admission(self._text, self._where()))
                 self._well("pass", "the pass is renewed")
             except PassRefused as error:
                 if isinstance(error, Rejected) or time.time() >= held.expires:
@@ -136,6 +148,20 @@ class PassRenewer(Admitted):
                 self._worse("pass", f"{error}; {_lasts(held)}")
             except (TTError, OSError) as error:
                 self._worse("pass", f"the pass is not renewed: {error}; {_lasts(held)}, trying again")
+
+    def _wait(self, held: Pass) -> bool:
+        """Wait until this pass is to be renewed: when it is time, or others reach this peer elsewhere than they hear.
+
+        For that it is a sixteenth of its life old at least. False when it is over.
+        """
+        due, old = time.monotonic() + _until_renewal(held), held.issued + (held.expires - held.issued) / 16
+        while not self._over.wait(min(max(due - time.monotonic(), 0.0), POLL_SECONDS)):
+            if time.monotonic() >= due or (time.time() > old and self._source.lacks(self._where())):
+                return True
+        return False
+
+    def _where(self) -> list[str]:
+        return self._addresses()[:MOST_ADDRESSES]
 
     def _keep_listening(self) -> None:
         while not self._over.wait(POLL_SECONDS):
@@ -256,6 +282,8 @@ class OnThisHost:
     It is asked as an AuthorityClient is. Raises Rejected, TTError.
     """
 
+    members = None  # are named to who asks over HTTP
+
     def __init__(self, run: RunConfig, key_file: Path, user: str):
         from tt_cli.auth.authority.authority_server import open_authority
 
@@ -264,9 +292,13 @@ class OnThisHost:
         self.peer_id = peer_key.id_of(peer_key.made_key(key_file))
         self.close = self._authority.store.close
 
-    def admission(self, held: str) -> str:
+    def admission(self, held: str, addresses: Sequence[str] = ()) -> str:
         """A pass."""
         return self._authority.issue_here(self.peer_id, self._user)
+
+    def lacks(self, addresses: Sequence[str]) -> bool:
+        """It introduces nobody: the run file names the organiser's own peers."""
+        return False
 
     def notice(self, known: int) -> str | None:
         """The signed notice; None when it is the one with this number."""

@@ -14,7 +14,7 @@ from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority_client import AuthorityClient, Tell
 from tt_cli.auth.eligibility import UNGUARDED, current_user, require_member
 from tt_cli.auth.identities import free_identity
-from tt_cli.auth.pass_renewer import Admitted, OnThisHost, PassRenewer
+from tt_cli.auth.pass_renewer import Addresses, Admitted, OnThisHost, PassRenewer
 from tt_cli.errors import UsageError
 from tt_cli.identity.passes import authority_keys, public_text
 from tt_cli.run import RunConfig, folders
@@ -34,12 +34,19 @@ def observing(run: RunConfig, tell: Tell) -> AbstractContextManager[object]:
 
 @contextmanager
 def admission(
-    run: RunConfig, name: str, tell: Tell, *, send_token: bool = False, here: bool = False
+    run: RunConfig,
+    name: str,
+    tell: Tell,
+    *,
+    send_token: bool = False,
+    here: bool = False,
+    addresses: Addresses = list,
 ) -> Iterator[Admitted]:
     """Take part. name: of the peer's key file in the run's folder, "trainer", "trainer-2", "aux" ….
 
     tell: gets lines for a person. here: whether an authority in this machine's own run folder may issue the pass, for
-    the organiser's own peers. Raises UsageError, PassRefused, TTError.
+    the organiser's own peers. addresses: where others reach the peer now, for those who come later.
+    Raises UsageError, PassRefused, TTError.
     """
     membership, key_file, user = run.membership, folders.run_folder(run) / f"{name}.key", ""
     if send_token and not membership.closed:
@@ -62,7 +69,7 @@ def admission(
         source = OnThisHost(run, key_file, user)
     else:
         source = AuthorityClient(run, key_file, tell, send_token=send_token)
-    with PassRenewer(run, key_file, source, tell, user) as admitted:
+    with PassRenewer(run, key_file, source, tell, user, addresses) as admitted:
         yield admitted
 
 

@@ -200,7 +200,7 @@ def aux_peer(
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
         beside(AUTHORITY, "authority.log", serving if authority else None),
-        admission(config, identity_name(slot), screen.tell, here=True) as admitted,
+        admission(config, identity_name(slot), screen.tell, here=True, addresses=lambda: status.addresses) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen.show, assistant) as standby,
     ):

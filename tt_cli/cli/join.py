@@ -166,6 +166,9 @@ def join(
     }
     options |= {name: parse_size(mine.values[name]) for name in ("memory", "gpu_memory") if name in mine.values}
 
+    def reached() -> list[str]:
+        return [] if status.state == "paused" else status.addresses
+
     def start() -> Worker:
         admitted.check()
         options["user"] = admitted.user or mine.get("name", "")
@@ -178,7 +181,7 @@ def join(
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt join {run}", status, plain=plain, json=json) as screen,
-        admission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
+        admission(config, identity_name(slot), screen.tell, send_token=send_token, addresses=reached) as admitted,
         nullcontext(screen.show) if curves is None else logged(screen.show, curves) as show,
     ):
         supervise(start, show, control)

@@ -64,7 +64,10 @@ def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
 
 
 class SwarmPeer:
-    """A peer's state, backups and identity, before it joins. model: with the run's first weights; it is not kept."""
+    """A peer's state, backups and identity, before it joins. model: with the run's first weights; it is not kept.
+
+    met: multiaddrs of members through which it joins, too: one initial peer alone could show it what swarm it likes.
+    """
 
     def __init__(self, run: RunConfig, opts: PeerOptions, role: str, model: nn.Module, emit: Emit):
         self.run, self.emit, self.folder = run, emit, folders.run_folder(run)
@@ -78,6 +81,7 @@ class SwarmPeer:
         self.identity = claim_identity(self.folder, role, opts.identity)
         self.about = About(role=role, user=opts.user, version=__version__)
         self._caps = opts.max_upload, opts.max_download
+        self.met = peers_met(self.folder) if opts.initial_peers else []  # who begins a swarm seeks nobody
 
     @contextmanager
     def taking_part(
@@ -99,10 +103,9 @@ class SwarmPeer:
                 addresses = [] if client_mode else addresses_of(dht)
                 line = BandwidthLimiter(*self._caps, UploadMeter(partial(acknowledged_bytes, dht.pid)))
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
-                met = peers_met(self.folder) if initial_peers else ()  # who begins a swarm seeks nobody
                 collaboration = make(
                     run,
-                    NetworkAccess(dht, self.identity, line, initial_peers, met=met),
+                    NetworkAccess(dht, self.identity, line, initial_peers, met=self.met),
                     self.shared,
                     self.about,
                     self.emit,

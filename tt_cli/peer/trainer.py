@@ -38,13 +38,13 @@ from tt_cli.peer.micro_batch import (
 from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
 from tt_cli.peer.trained_state import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.events import Choice, Download, Emit, Finished, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.compression.accumulator import Accumulator
-from tt_cli.swarm.network.dht_node import NobodyAnswered, daemon_watched
+from tt_cli.swarm.network.connectivity import places
+from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
 from tt_cli.task.task import Examples, Task, narrow, trained
@@ -93,13 +93,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     release_freed_memory()
     emit(Phase("starting", "joining the DHT"))
     start = partial(parts.start_dht, run, peer.identity, emit, listen=opts)
-    try:
-        dht, client_mode = start(initial_peers=opts.initial_peers)
-    except NobodyAnswered as error:
-        if not (met := peers_met(folder)):
-            raise
-        emit(Log(f"{error}; joining through members that it met before", "warning"))
-        dht, client_mode = start(initial_peers=met)
+    if peer.met:
+        count = len(places(peer.met))
+        why = f"{count} member{'s' * (count > 1)} that it met before, or that the run's authority named"
+        emit(Choice("joining through", "initial peers and members", why))
+    dht, client_mode = start(initial_peers=[*opts.initial_peers, *peer.met])
     with ExitStack() as closing:
         local = LocalSteps(run, model, shared, emit) if run.optimizer.name == "local" else None
         part = partial(parts.collaboration, accumulator=local)

@@ -47,12 +47,12 @@ def peers_here(config: RunConfig) -> list[str]:
 
 
 def peers_met(folder: Path) -> list[str]:
-    """Addresses of members that a peer of this machine reached last. folder: the run's."""
+    """Addresses of members that a peer of this machine reached last, or the authority named. folder: the run's."""
     return _read(folder / MET)
 
 
 def remember_met(folder: Path, addresses: Sequence[str]) -> None:
-    """Keep them for when none of the initial peers answers; a full disk keeps none."""
+    """Keep them: peers of this machine join through them, too; a full disk keeps none."""
     with contextlib.suppress(OSError):
         atomic_write(folder / MET, "".join(f"{address}\n" for address in addresses), mode=PRIVATE, durable=False)
 

@@ -44,9 +44,10 @@ RETRY_SECONDS = 5
 
 
 class PassAnswer(BaseModel):
-    """A pass (see tt_cli.identity.passes)."""
+    """A pass (see tt_cli.identity.passes), and multiaddrs of some members."""
 
     text: str = Field(serialization_alias="pass")
+    members: list[str]
     time: float
 
 
@@ -111,12 +112,12 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     @app.post("/v1/join", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def join(body: requests.JoinRequest) -> PassAnswer:
         """A pass for whoever proves who they are."""
-        return PassAnswer(text=authority.join(body), time=authority.clock())
+        return PassAnswer(**vars(authority.join(body)), time=authority.clock())
 
     @app.post("/v1/renew", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def renew(body: requests.RenewRequest) -> PassAnswer:
         """The next pass for the holder of one."""
-        return PassAnswer(text=authority.renew(body), time=authority.clock())
+        return PassAnswer(**vars(authority.renew(body)), time=authority.clock())
 
     @app.post("/v1/accuse", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def accuse(body: requests.AccuseRequest) -> TicketAnswer:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
 from tt_cli.auth.authority.hub_client import HubClient, IdentityNotProven
+from tt_cli.auth.authority.introductions import Introductions
 from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers
 from tt_cli.auth.authority.proof_judge import NoProof, judged
 from tt_cli.identity import peer_key
-from tt_cli.identity.passes import InvalidPass, Pass, allowed, decode, encode, read_pass, sign
+from tt_cli.identity.passes import InvalidPass, Notice, Pass, allowed, decode, encode, read_pass, sign
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import RunConfig
 
@@ -95,6 +96,14 @@ class LoginInstructions:
     expires_in: float
 
 
+@dataclass(frozen=True)
+class IssuedPass:
+    """A pass, as text, and multiaddrs of some members, through whom its holder can join."""
+
+    text: str
+    members: list[str]
+
+
 class Authority:
     """One run's authority. Use it from any thread; several processes may serve one folder and database."""
 
@@ -110,7 +119,7 @@ class Authority:
     ):
         self.run, self.folder, self.store, self.clock = run, folder, store, clock
         self.pass_seconds, self.most_peers = pass_seconds, most_peers
-        self._hub = HubClient()
+        self._hub, self._introductions = HubClient(), Introductions()
         self._notice: tuple[float, str, tuple[int, str]] | None = None
         self._lock = threading.Lock()
         # Passes, by user, once it is proven who that is: twice as often as all peers of one renew theirs.
@@ -145,7 +154,7 @@ class Authority:
         nonce = self._seal("nonce", NONCE_SECONDS, f"{purpose} {peer_id}")
         return Challenge(nonce, self._key().text, now, now + NONCE_SECONDS)
 
-    def join(self, request: requests.JoinRequest) -> str:
+    def join(self, request: requests.JoinRequest) -> IssuedPass:
         """A pass for the peer with this key. Raises RequestRefused; HubUnreachable, which leaves the nonce good."""
         if self.run.membership.kind == "open":
             raise RequestRefused(403, f"the run {self.run.run.name} is open: it needs no pass")
@@ -164,11 +173,11 @@ class Authority:
         self._charge(user)
         self._spend(request.nonce)
         now = self.clock()
-        text = self._issue(user, peer_id, way, joined=now, proven=now)
+        issued = self._issue(user, peer_id, way, joined=now, proven=now)
         self._note(user, "joined", peer_id, way)
-        return text
+        return issued
 
-    def renew(self, request: requests.RenewRequest) -> str:
+    def renew(self, request: requests.RenewRequest) -> IssuedPass:
         """The next pass for the holder of this one. Raises RequestRefused; 401 means: join again."""
         peer_id, _ = self._possession(request, "renew")
         now = self.clock()
@@ -183,12 +192,13 @@ class Authority:
             raise RequestRefused(401, f"{known.user} proved who they are more than {days:.0f} days ago")
         self._charge(known.user)
         self._spend(request.nonce)
-        return self._issue(known.user, peer_id, known.way, joined=known.joined, proven=known.proven)
+        times = {"joined": known.joined, "proven": known.proven}
+        return self._issue(known.user, peer_id, known.way, **times, addresses=request.addresses)
 
     def issue_here(self, peer_id: str, user: str) -> str:
         """A pass for the organiser's own peer on this host, whose folder holds the key. Raises RequestRefused."""
         now = self.clock()
-        return self._issue(user, peer_id, "organiser", joined=now, proven=now)
+        return self._issue(user, peer_id, "organiser", joined=now, proven=now).text
 
     def hear(self, request: requests.AccuseRequest) -> str:
         """A ticket for handing in one proof, for the holder of a pass. Raises RequestRefused."""
@@ -334,23 +344,27 @@ class Authority:
             return held
         raise RequestRefused(401, f"{refusal}: join again")
 
-    def _check_ban(self, held: Pass) -> None:
+    def _check_ban(self, held: Pass) -> Notice:
+        """The notice in force, by which this pass counts."""
         try:
-            allowed(held, self.store.notice(self.run.identity))
+            allowed(held, notice := self.store.notice(self.run.identity))
         except InvalidPass as error:
             self._note(held.user, "banned", held.peer_id)
             raise RequestRefused(403, f"{error}: ask the run's organiser") from None
+        return notice
 
-    def _issue(self, user: str, peer_id: str, way: str, *, joined: float, proven: float) -> str:
-        """The signed pass, from now on. joined, proven: see RegisteredMember."""
+    def _issue(
+        self, user: str, peer_id: str, way: str, *, joined: float, proven: float, addresses: Sequence[str] = ()
+    ) -> IssuedPass:
+        """The signed pass, from now on. joined, proven: see RegisteredMember. addresses: of the peer."""
         now = self.clock()
         issued = Pass(user, peer_id, self.run.identity, now, now + self.pass_seconds)
-        self._check_ban(issued)
+        notice = self._check_ban(issued)
         try:
             self.store.admit(RegisteredMember(peer_id, user, way, joined, proven, issued.expires), now, self.most_peers)
         except TooManyPeers:
             raise RequestRefused(403, f"{user} has {self.most_peers} peers in this run already") from None
-        return sign(issued, self._key().private)
+        return IssuedPass(sign(issued, self._key().private), self._introductions.of(issued, addresses, notice))
 
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
         self.store.write_down(self.clock(), who, what, peer_id, detail)
