@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,12 @@ from testbed.passes import HOUR, Issuer, key_file
 
 from tt_cli.identity.passes import CLOCK_LEEWAY
 from tt_cli.run import RunConfig
+from tt_cli.run.initial_peers import remember_met
 from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised, Trouble
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.dht_node import dht_time, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.consensus import FASTER
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
@@ -169,12 +171,12 @@ def test_a_pass_that_does_not_count_opens_no_door(training: Training, bad_pass: 
 class Liar:
     """A member without a trainer: it publishes what it likes under its own key."""
 
-    def __init__(self, training: Training, home: Path):
+    def __init__(self, training: Training, home: Path, initial_peers: Sequence[str]):
         run = training.run
         training.issuer.admit(home, run, "trainer", "liar")
         self.training = training
         self.identity = claim_identity(key_file(home, run, "trainer").parent, "trainer")
-        self.dht = start_dht(run, self.identity, initial_peers=training.swarm.addresses, host="127.0.0.1")
+        self.dht = start_dht(run, self.identity, initial_peers=initial_peers, host="127.0.0.1")
         self.board = PeerDirectory(run, self.dht, self.identity)
 
     def say(self, **lies: object) -> None:
@@ -197,12 +199,15 @@ class Liar:
         sent = self.board._send(record.model_copy(update={**lies, "time": dht_time()}))
         sent.result(timeout=WAIT)
 
+    def close(self) -> None:
+        stop_dht(self.dht)
+
 
 @pytest.fixture(scope="module")
 def liar(training: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liar]:
-    one = Liar(training, tmp_path_factory.mktemp("liar"))
-    yield one
-    stop_dht(one.dht)
+    one = Liar(training, tmp_path_factory.mktemp("liar"), training.swarm.addresses)
+    with closing(one):
+        yield one
 
 
 LIES = {
@@ -255,6 +260,24 @@ def test_who_claims_what_nobody_can_have_done_is_named_by_all(training: Training
         training.swarm.wait(all_name_it, 2.0)
     liar.say(left=True)
     assert all_name_it()
+
+
+@pytest.mark.promise(
+    "A newcomer whose only initial peer shows it another swarm takes the run's state, through who the authority named",
+    also="tests/auth/test_keeper.py",
+)
+def test_a_newcomer_is_not_shown_another_swarm(training: Training, tmp_path: Path) -> None:
+    run, swarm, home = training.run, training.swarm, training.folder / "eva"
+    training.issuer.admit(home, run, "trainer", "eva")
+    remember_met(key_file(home, run, "trainer").parent, training.facts().peers[:1])
+    with closing(Liar(training, tmp_path, ())) as liar:
+        liar.say(epoch=training.newest.epoch + EPOCHS_AHEAD, digest="ab" * 32)
+        eva = swarm.start_trainer("eva", batch_size=4, seed=5, initial_peers=addresses_of(liar.dht))
+        assert swarm.wait(lambda: len(committed(eva)) > 1, WAIT), eva.events[-12:]
+        assert_agreed([eva, *training.trainers])
+        eva.worker.leave()
+        eva.worker.wait(WAIT)
+    training.goes_on(1)
 
 
 @pytest.mark.promise("A ban closes every trainer's doors within a minute", also="tests/swarm/test_door.py")
