@@ -187,5 +187,5 @@ def test_a_peer_comes_back_while_no_initial_peer_answers(swarm: LocalSwarm) -> N
         member.worker.wait(WAIT)
     returned = swarm.start_trainer("anna", batch_size=4, seed=2)
     assert swarm.wait(lambda: bool(returned.of(Contribution)), WAIT), returned.events[-12:]
-    assert [event.what for event in returned.of(Choice)].count("joining through") == 1
+    assert [event.what for event in returned.of(Choice)].count("members to join through") == 1
     assert_agreed([returned, ben])

@@ -94,9 +94,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     emit(Phase("starting", "joining the DHT"))
     start = partial(parts.start_dht, run, peer.identity, emit, listen=opts)
     if peer.met:
-        count = len(places(peer.met))
-        why = f"{count} member{'s' * (count > 1)} that it met before, or that the run's authority named"
-        emit(Choice("joining through", "initial peers and members", why))
+        beside = f"{len(places(peer.met))} beside the initial peers"
+        emit(Choice("members to join through", beside, "it met them before, or the run's authority named them"))
     dht, client_mode = start(initial_peers=[*opts.initial_peers, *peer.met])
     with ExitStack() as closing:
         local = LocalSteps(run, model, shared, emit) if run.optimizer.name == "local" else None

@@ -21,14 +21,17 @@ def initial_peers(config: RunConfig, flags: list[str]) -> list[str]:
 
 
 def peers_to_ask(config: RunConfig, flags: list[str], name: str) -> list[str]:
-    """The initial peers of the run that was named `name`. Raises UsageError where none is known."""
+    """Peers of the run that was named `name`: with no flags, those that a peer of this machine met, too.
+
+    Raises UsageError where none is known.
+    """
     known = initial_peers(config, flags)
     if not known:
         raise UsageError(
             f"no peer of run {name} is known to ask: give one with --peer MULTIADDR (the screen of "
             f"`tt aux-peer {name}` shows it), or name it in the run file under [peers] initial"
         )
-    return known
+    return known if flags else [*known, *peers_met(folders.run_folder(config))]
 
 
 def checked_peers(flags: list[str]) -> list[str]:
