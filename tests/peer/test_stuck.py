@@ -21,6 +21,7 @@ from tt_cli.run.initial_peers import MET, peers_met
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.network.connectivity import DEAD_AFTER, Connectivity
+from tt_cli.swarm.network.reachability import Astray
 from tt_cli.swarm.records.peer_record import About
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.round_log import RoundLog
@@ -274,17 +275,20 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         take_over=SimpleNamespace(ask_anew=threading.Event()),
     )
     collaboration.seek_anew = SimpleNamespace(set=lambda: collaboration.rematched.append(clock.now))
-    watch = ProgressWatchdog(load_run("emoji"), collaboration, heard, Orders(), tmp_path / "marker", lambda: None)  # type: ignore[arg-type]
+    around: Any = SimpleNamespace(told=told, swarm=collaboration, clock=clock, heard=heard, astray=None)
+    marker = tmp_path / "marker"
+    watch = ProgressWatchdog(
+        load_run("emoji"), collaboration, heard, Orders(), marker, lambda: None, lambda: around.astray
+    )  # type: ignore[arg-type]
 
     def look(seconds: float = 1.0) -> None:
         clock.now += seconds
         collaboration.averager.pulse[0] = clock.now
-        facts = watch._facts()
-        if clock.now > watch._asked_at + (room.ASK_SECONDS if facts.suspicious else room.CALM_SECONDS):
-            watch._ask()
+        watch._inquire()
         watch._treat(diagnose(watch._facts()))
 
-    yield SimpleNamespace(watch=watch, look=look, told=told, swarm=collaboration, clock=clock, heard=heard)
+    around.watch, around.look = watch, look
+    yield around
 
 
 def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watched: Any) -> None:
@@ -317,6 +321,28 @@ def test_members_that_answered_are_remembered_for_the_next_start(watched: Any, t
     assert peers_met(tmp_path) == [address], "nobody answers now, and they may later"
     (tmp_path / MET).write_text("/ip4/127.0.0.1/tc")
     assert peers_met(tmp_path) == [], "damaged"
+
+
+def test_a_peer_that_others_look_for_elsewhere_begins_anew_when_they_say_so_twice(
+    watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[str]()
+    monkeypatch.setattr(watched.watch, "_end", ended.append)
+    watched.swarm.round_log.phase("training", "towards step 6")
+    watched.astray = Astray("3 members can dial this peer at B, and others are told A")
+    watched.look(room.SEEK_SECONDS + 1.0)
+    watched.astray = None
+    watched.look(room.DOUBT_SECONDS + 1.0)
+    assert not watched.told[1:] and not ended, "once is no proof"
+    watched.astray = Astray("3 members can dial this peer at B, and others are told A", "start it with B")
+    for _ in range(2):
+        watched.look(room.SEEK_SECONDS + 1.0)
+    assert [event for event in watched.told if isinstance(event, Trouble)][-1].remedy == "it waits; start it with B"
+    assert not ended, "a person said so"
+    watched.astray = Astray(watched.astray.words)
+    for _ in range(2):
+        watched.look(room.SEEK_SECONDS + 1.0)
+    assert ended == [watched.astray.words]
 
 
 def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) -> None:

@@ -20,7 +20,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.network import addresses as room
 from tt_cli.swarm.network import reachability
 from tt_cli.swarm.network.addresses import announceable, listen_and_announce, moved, steps_to_be_reached, tcp_addresses
-from tt_cli.swarm.network.reachability import DialBack, Reachability, reached_at, seen_at
+from tt_cli.swarm.network.reachability import Astray, DialBack, Reachability, astray, reached_at, seen_at
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +107,32 @@ def test_most_of_those_who_dialled_decide() -> None:
     assert Reachability.of([yes]).reachable and Reachability.of([yes, yes, no]).reachable
     assert Reachability.of([yes, no]).reachable is False and Reachability.of([no]).seen == "203.0.113.7"
     assert Reachability.of([yes, yes, no]).place == ("203.0.113.7", 41234)
+
+
+def test_a_peer_whose_router_has_another_address_now_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, there = ("203.0.113.7", 4123), ("203.0.113.99", 4123)
+    answers = list[Reachability]()
+    monkeypatch.setattr(
+        reachability, "addresses_of", lambda dht: ["/ip4/192.168.1.7/tcp/4123", "/ip4/{}/tcp/{}".format(*own)]
+    )
+    monkeypatch.setattr(reachability, "dialled_back", lambda *about: answers.pop())
+
+    def heard(*announce: str, **said: Any) -> Astray | None:
+        answers.append(Reachability(**said))
+        return astray(*[None] * 2, announce, ())  # type: ignore[arg-type]
+
+    assert heard(answered=3, times=3, place=own, seen=own[0]) is None
+    assert heard(answered=3, times=1, place=own, seen=there[0]) is None, "some find it"
+    assert heard(answered=1, times=1, place=there, seen=there[0]) is None, "one may lie"
+    told = "others are told /ip4/192.168.1.7/tcp/4123, /ip4/203.0.113.7/tcp/4123"
+    found = heard(answered=3, times=2, place=there, seen=there[0])
+    assert found == Astray(f"2 members can dial this peer at /ip4/203.0.113.99/tcp/4123, and {told}")
+    found = heard(answered=2, seen=own[0])
+    assert found == Astray(f"2 members cannot dial this peer, which they see at /ip4/203.0.113.7/tcp/4123, and {told}")
+    mine = "/ip4/{}/tcp/{}".format(*own)
+    assert (found := heard(mine, answered=2, times=2, place=there, seen=there[0])) is not None
+    assert found.advice == "start it again with --announce /ip4/203.0.113.99/tcp/4123, or without --announce"
+    assert (found := heard(mine, answered=2, seen=own[0])) is not None and not found.advice, "it goes on in client mode"
 
 
 def test_a_fresh_node_finds_this_very_peer_and_nobody_else_at_its_port() -> None:

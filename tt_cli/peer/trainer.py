@@ -45,7 +45,7 @@ from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.network.connectivity import places
 from tt_cli.swarm.network.dht_node import daemon_watched
-from tt_cli.swarm.network.reachability import start_reachable_dht
+from tt_cli.swarm.network.reachability import Astray, astray, start_reachable_dht
 from tt_cli.task import task_of
 from tt_cli.task.task import Examples, Task, narrow, trained
 
@@ -134,8 +134,12 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
             with collaboration.state.use():  # nothing else is to be done: the state itself is written, not a copy
                 backups.write(shared.state(), wait=True)
 
+        def seek() -> Astray | None:
+            called = not client_mode and not opts.host.startswith("127.")
+            return astray(run, dht, opts.announce, collaboration.board.view.records) if called else None
+
         marker = folder / "restarted-when-stuck"
-        watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
+        watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save, seek))
         collaboration.synchronise()
         marker, expected = folder / "restarted-for-memory", memory.need(size).host
         memory_watch = MemoryWatch(opts.memory, expected, marker, emit, lower=device.kind == "cpu")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tt_cli.swarm.network.connectivity import Connectivity
+from tt_cli.swarm.network.reachability import Astray
 
 CLOCK_SECONDS = 3.0  # hivemind's own bound: a peer whose clock is off by more cannot join anybody
 PULSE_SECONDS = 120.0  # without a sign of life from the averager's process
@@ -66,6 +67,7 @@ class PeerFacts:
     client_mode: bool = False
     listening: bool = True
     contact: Connectivity | None = None
+    astray: Astray | None = None
 
     @property
     def late(self) -> bool:
@@ -153,6 +155,11 @@ def _network(facts: PeerFacts) -> Diagnosis | None:
             "--new-swarm and without --peer goes on alone from the backup"
         )
         return Diagnosis("connection", words, (Remedy.REJOIN,), advice)
+    if facts.astray is not None:
+        advice = facts.astray.advice
+        return Diagnosis(
+            "address", facts.astray.words, (Remedy.WAIT if advice else Remedy.RESTART,), advice, stuck=False
+        )
     if contact.split and facts.suspicious:
         words = (
             f"none of the {len(contact.initial)} initial peers answers, {len(contact.answered)} other peers do: "

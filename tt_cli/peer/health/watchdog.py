@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
@@ -21,6 +22,7 @@ from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network.connectivity import Connectivity
+from tt_cli.swarm.network.reachability import Astray
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 LOOK_SECONDS = 1.0
@@ -28,6 +30,7 @@ ASK_SECONDS, CALM_SECONDS = 5.0, 120.0  # between two rounds of pings: when some
 RESTART_SECONDS = 1800.0  # between two restarts
 END_SECONDS = 30.0  # for the training thread to see that this process shall end
 BACKUP_SECONDS = 60.0
+SEEK_SECONDS, DOUBT_SECONDS = 300.0, 30.0  # between two times that others seek it, and before they do once more
 LEAST_USUAL = 5.0  # seconds of a step
 FIRST_BATCH = 60.0  # seconds of a micro-batch, before there was one
 
@@ -64,7 +67,8 @@ def usual_step(state: PeerState) -> float:
 class ProgressWatchdog:
     """A context manager: watches from its own thread, from before the first synchronisation to the end of training.
 
-    marker: a file whose age tells when the peer was last restarted by this watch. save: writes a backup.
+    marker: a file whose age tells when the peer was last restarted by this watch. save: writes a backup. seek: asks
+    whether others look for this peer in vain.
     """
 
     def __init__(
@@ -75,7 +79,11 @@ class ProgressWatchdog:
         orders: Orders,
         marker: Path,
         save: Callable[[], None],
+        seek: Callable[[], Astray | None] = lambda: None,
     ):
+        self._seek, self._sought_at = seek, time.monotonic()
+        self._doubt: Astray | None = None  # by the last answer
+        self._astray: Astray | None = None  # by two in a row
         self._collaboration, self._observed, self._orders = collaboration, observed, orders
         self._marker, self._save, self._me = marker, save, collaboration.peer_id
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
@@ -120,13 +128,21 @@ class ProgressWatchdog:
         while not self._ended.wait(LOOK_SECONDS):
             if self._orders.leave.is_set():
                 return
-            facts = self._facts()
-            if time.monotonic() > self._asked_at + (ASK_SECONDS if facts.suspicious else CALM_SECONDS):
-                self._ask()
-                facts = self._facts()
+            self._inquire()
             if self._ended.is_set():
                 return
-            self._treat(diagnose(facts))
+            self._treat(diagnose(self._facts()))
+
+    def _inquire(self) -> None:
+        """Ask the others what is due to be asked."""
+        if time.monotonic() > self._asked_at + (ASK_SECONDS if self._facts().suspicious else CALM_SECONDS):
+            self._ask()
+        if time.monotonic() > self._sought_at + (DOUBT_SECONDS if self._doubt else SEEK_SECONDS):
+            found = None
+            with contextlib.suppress(Exception):  # whatever is wrong with this peer's own processes the pings tell
+                found = self._seek()
+            self._astray, self._doubt = found if self._doubt else None, found
+            self._sought_at = time.monotonic()
 
     def _facts(self) -> PeerFacts:
         state, collaboration, now = self._observed.state, self._collaboration, time.monotonic()
@@ -163,6 +179,7 @@ class ProgressWatchdog:
             client_mode=collaboration.client_mode,
             listening=any(not record.client_mode for record in trainers),
             contact=self._contact,
+            astray=self._astray,
         )
 
     def _count_others(self, others: Sequence[PeerRecord]) -> None:

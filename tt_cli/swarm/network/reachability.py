@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -33,11 +34,12 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import read_records
 
 logger = get_logger(__name__)
 
-MOST_PORTS, MOST_ASKED = 3, 3
+MOST_PORTS, MOST_ASKED, LEAST_ANSWERS = 3, 3, 2
 DIAL_SECONDS, PROBE_SECONDS = 4.0, 10.0
 ANSWER_SECONDS = 30.0  # dials, and others before this peer
 AGAIN_SECONDS, MOST_WAITING, REMEMBERED = 5.0, 4, 1024
@@ -155,11 +157,20 @@ async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, port
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-def dialled_back(run: RunConfig, dht: DHT, ports: Iterable[int]) -> Reachability:
-    """Ask members of the run to dial this peer at these ports of the address from which they see it."""
+def dialled_back(
+    run: RunConfig, dht: DHT, ports: Iterable[int], records: Iterable[PeerRecord] | None = None
+) -> Reachability:
+    """Ask members of the run to dial this peer at these ports of the address from which they see it.
+
+    records: of those of whom some are drawn by chance; without, all are looked up, and aux peers asked first.
+    """
     own, ports = str(dht.peer_id), list(dict.fromkeys(ports))[:MOST_PORTS]
-    able = [r for r in read_records(dht, run) if not (r.left or r.client_mode or r.peer_id == own)]
-    asked = [r.peer_id for r in sorted(able, key=lambda record: record.role != "aux")][:MOST_ASKED]
+    found = read_records(dht, run) if records is None else records
+    able = [r for r in found if not (r.left or r.client_mode or r.peer_id == own)]
+    random.shuffle(able)  # nobody's turn comes more often than others'
+    if records is None:
+        able.sort(key=lambda record: record.role != "aux")
+    asked = [record.peer_id for record in able[:MOST_ASKED]]
     if not asked or not ports:
         return Reachability()
     ask = partial(_ask, peers=asked, namespace=run.identity, ports=ports)
@@ -167,6 +178,33 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Iterable[int]) -> Reachability
         return Reachability.of(dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0))
     except concurrent.futures.TimeoutError:
         return Reachability()
+
+
+@dataclass(frozen=True)
+class Astray:
+    """Where others look for a peer in vain, in words, and what a person can do, "" where a start anew is enough."""
+
+    words: str
+    advice: str = ""
+
+
+def astray(run: RunConfig, dht: DHT, announce: Sequence[str], records: Iterable[PeerRecord]) -> Astray | None:
+    """Have members dial this peer again, as at its start: a router gets another address, or forwards no more.
+
+    announce: what a person has others told. None where some find it there, or fewer than two say. Raises WorkerBroken
+    where the daemon does not answer.
+    """
+    own = tcp_addresses([*announce, *addresses_of(dht)])
+    found = dialled_back(run, dht, (port for _, port in own), records)
+    if found.answered < LEAST_ANSWERS or found.place in own:
+        return None
+    place = "/ip4/{}/tcp/{}".format(*(found.place or (found.seen, own[0][1])))
+    told = ", ".join(f"/ip4/{ip}/tcp/{port}" for ip, port in own[:MOST_PORTS])
+    words = f"{found.answered} members cannot dial this peer, which they see at {place}, and others are told {told}"
+    if found.place:
+        words = f"{found.times} members can dial this peer at {place}, and others are told {told}"
+    fixed = announce and found.seen not in dict(tcp_addresses(announce))
+    return Astray(words, f"start it again with --announce {place}, or without --announce" if fixed else "")
 
 
 @dataclass(frozen=True)
