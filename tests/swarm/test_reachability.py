@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,29 +111,24 @@ def test_most_of_those_who_dialled_decide() -> None:
 
 
 def test_a_peer_whose_router_has_another_address_now_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, there = ("203.0.113.7", 4123), ("203.0.113.99", 4123)
-    answers = list[Reachability]()
-    monkeypatch.setattr(
-        reachability, "addresses_of", lambda dht: ["/ip4/192.168.1.7/tcp/4123", "/ip4/{}/tcp/{}".format(*own)]
-    )
-    monkeypatch.setattr(reachability, "dialled_back", lambda *about: answers.pop())
+    own, there = "/ip4/203.0.113.7/tcp/4123", "/ip4/203.0.113.99/tcp/4123"
+    yes, no, elsewhere = ("203.0.113.7", (4123,), ""), ("203.0.113.7", (), ""), ("203.0.113.99", (4123,), "")
+    asked = list[Any]()
+    monkeypatch.setattr(reachability, "addresses_of", lambda dht: [own])
+    monkeypatch.setattr(reachability, "dialled_back", lambda run, dht, ports, records: Reachability.of(asked))
 
-    def heard(*announce: str, **said: Any) -> Astray | None:
-        answers.append(Reachability(**said))
+    def heard(*answers: Any, announce: Sequence[str] = ()) -> Astray | None:
+        asked[:] = answers
         return astray(*[None] * 2, announce, ())  # type: ignore[arg-type]
 
-    assert heard(answered=3, times=3, place=own, seen=own[0]) is None
-    assert heard(answered=3, times=1, place=own, seen=there[0]) is None, "some find it"
-    assert heard(answered=1, times=1, place=there, seen=there[0]) is None, "one may lie"
-    told = "others are told /ip4/192.168.1.7/tcp/4123, /ip4/203.0.113.7/tcp/4123"
-    found = heard(answered=3, times=2, place=there, seen=there[0])
-    assert found == Astray(f"2 members can dial this peer at /ip4/203.0.113.99/tcp/4123, and {told}")
-    found = heard(answered=2, seen=own[0])
-    assert found == Astray(f"2 members cannot dial this peer, which they see at /ip4/203.0.113.7/tcp/4123, and {told}")
-    mine = "/ip4/{}/tcp/{}".format(*own)
-    assert (found := heard(mine, answered=2, times=2, place=there, seen=there[0])) is not None
-    assert found.advice == "start it again with --announce /ip4/203.0.113.99/tcp/4123, or without --announce"
-    assert (found := heard(mine, answered=2, seen=own[0])) is not None and not found.advice, "it goes on in client mode"
+    assert heard() is None is heard(elsewhere), "one may lie"
+    assert heard(yes, yes, yes) is None is heard(elsewhere, elsewhere, yes), "some find it"
+    moved_on = f"2 members can dial this peer at {there}, and others are told {own}"
+    assert heard(elsewhere, no, elsewhere) == Astray(moved_on)
+    advice = f"start it again with --announce {there}, or without --announce"
+    assert heard(elsewhere, elsewhere, announce=[own]) == Astray(moved_on, advice)
+    lost = Astray(f"2 members cannot dial this peer, which they see at {own}, and others are told {own}")
+    assert heard(no, no) == lost == heard(no, no, announce=[own]), "it goes on in client mode"
 
 
 def test_a_fresh_node_finds_this_very_peer_and_nobody_else_at_its_port() -> None:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from hivemind.dht import DHT, DHTNode
@@ -118,26 +117,32 @@ Answer = tuple[str, tuple[int, ...], str]  # of `wire.DIAL_ANSWER`
 class Reachability:
     """Answers of the members. answered: how many dialled. times: how many came through at the best place.
 
-    place: its address and port, None when nobody came through. seen: the address from which most see this peer, "" when
-    nobody said.
+    places: addresses and ports where somebody came through, the best one first. seen: the address from which most see
+    this peer, "" when nobody said.
     """
 
     answered: int = 0
     times: int = 0
-    place: tuple[str, int] | None = None
+    places: tuple[tuple[str, int], ...] = ()
     seen: str = ""
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Reachability:
         """From what members answered; who is on this machine is left out: it speaks for none."""
-        reached: Counter[tuple[str, int] | None] = Counter()
+        reached: Counter[tuple[str, int]] = Counter()
         seen: Counter[str] = Counter()
         for address, ports, _ in answers:
             if tcp_addresses([f"/ip4/{address}/tcp/1"]) and not address.startswith("127."):
                 seen[address] += 1
                 reached.update((address, port) for port in set(ports))
-        place, times = max(reached.items(), key=itemgetter(1), default=(None, 0))
-        return cls(seen.total(), times, place, max(seen, key=lambda address: seen[address], default=""))
+        places = tuple(place for place, _ in reached.most_common())
+        most_see = max(seen, key=lambda address: seen[address], default="")
+        return cls(seen.total(), max(reached.values(), default=0), places, most_see)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The best one."""
+        return self.places[0] if self.places else None
 
     @property
     def reachable(self) -> bool | None:
@@ -196,7 +201,7 @@ def astray(run: RunConfig, dht: DHT, announce: Sequence[str], records: Iterable[
     """
     own = tcp_addresses([*announce, *addresses_of(dht)])
     found = dialled_back(run, dht, (port for _, port in own), records)
-    if found.answered < LEAST_ANSWERS or found.place in own:
+    if found.answered < LEAST_ANSWERS or set(found.places) & set(own):
         return None
     place = "/ip4/{}/tcp/{}".format(*(found.place or (found.seen, own[0][1])))
     told = ", ".join(f"/ip4/{ip}/tcp/{port}" for ip, port in own[:MOST_PORTS])
