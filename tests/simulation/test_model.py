@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)  # a minute of a core: many on a busy machine
+
 ROUND, ATTEMPTS = (Path(__file__).with_name(name) for name in ("round.pml", "attempts.pml"))
 
 
