@@ -109,6 +109,8 @@ class PassRenewer(Admitted):
         for wait in (*FIRST_WAITS, None):
             try:
                 self._take(self._source.admission(self._text))
+                if self._source.members:  # later the peer itself knows who answers
+                    remember_met(self._pass_file.parent, self._source.members)
                 return
             except (AuthorityUnreachable, HubUnreachable) as error:
                 if wait is None:
@@ -132,8 +134,6 @@ class PassRenewer(Admitted):
                 f"the authority answered with a pass that does not count ({error}): ask the organiser"
             ) from None
         self._write(self._pass_file, text)
-        if self._source.members:
-            remember_met(self._pass_file.parent, self._source.members)
 
     def _keep_renewing(self) -> None:
         """At half of a pass's life, and then again and again until there is a new one."""
