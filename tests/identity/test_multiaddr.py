@@ -72,12 +72,13 @@ def at(listener: socket.socket) -> str:
     return f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}/p2p/{PEER}"
 
 
-def found(*says: bytes, more: tuple[str, ...] = ()) -> list[int]:
-    """Which of those who say this answer as a node does, and of `more`."""
+def found(*says: bytes, more: tuple[str, ...] = (), named: bool = False) -> list[int]:
+    """Which of those who say this answer as a node does, and of `more`. named: and by the names of their hosts."""
 
     async def dial() -> list[int]:
         async with contextlib.AsyncExitStack() as stack:
             addresses = [*[await stack.enter_async_context(listening(one)) for one in says], *more]
+            addresses += [one.replace("/ip4/127.0.0.1/", "/dns4/localhost/") for one in addresses if named]
             return [addresses.index(address) for address in await answering(addresses)]
 
     return asyncio.run(dial())
@@ -90,6 +91,7 @@ def test_only_where_a_node_answers_is_dialled(monkeypatch: pytest.MonkeyPatch) -
     relayed, quic = f"/ip4/203.0.113.7/tcp/1/ws/p2p/{PEER}", f"/ip4/203.0.113.7/udp/1/quic/p2p/{PEER}"
     assert found(b"", HELLO, b"HTTP/1.1 400 Bad Request", b"SSH-2.0\r\n", HELLO, more=(refusing,)) == [1, 4]
     assert found(b"", b"", more=(relayed, quic)) == [2, 3], "what is not plain TCP is not tried"
+    assert found(HELLO, named=True) == [0, 1]
     assert found(more=(refusing, "/dns4/no..host/tcp/1/p2p/" + PEER)) == []
 
 

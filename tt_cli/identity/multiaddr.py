@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import re
+import socket
 from collections.abc import Sequence
 
 HELLO = b"\x13/multistream/1.0.0\n"  # what a libp2p node says first on every TCP connection
@@ -59,11 +60,12 @@ async def answering(addresses: Sequence[str]) -> list[str]:
     """
 
     async def says_hello(address: str) -> bool:
-        _, _, host, transport, port, *rest = address.split("/")
+        _, protocol, host, transport, port, *rest = address.split("/")
         if transport != "tcp" or rest[:1] != ["p2p"]:
             return True
+        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(protocol, socket.AF_UNSPEC)
         with contextlib.suppress(OSError, EOFError, ValueError):
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await asyncio.open_connection(host, int(port), family=family)
             try:
                 return await reader.readexactly(len(HELLO)) == HELLO
             finally:
