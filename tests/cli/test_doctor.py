@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import Tt
 from hub_standin import HubStandin
+from testbed.greeter import listening
 
 
 @pytest.mark.slow
 def test_a_machine_and_a_run(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
     hub.add_user("hf_good", "ada")
-    with socket.socket() as somebody:
-        somebody.bind(("127.0.0.1", 0))
-        somebody.listen(4)
-        peer = f"/ip4/127.0.0.1/tcp/{somebody.getsockname()[1]}/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"
+    with listening() as peer:
         env = {**hub.environment(tmp_path), "HF_TOKEN": "hf_good"}
         answer = tt("doctor", "emoji", "--json", "--device", "cpu", "--peer", peer, env=env)
     told = json.loads(answer.stdout)
@@ -39,5 +36,5 @@ def test_a_failure_is_named_with_its_fix(here: Tt, tmp_path: Path, monkeypatch: 
     peer = "/ip4/127.0.0.1/tcp/9/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"
     answer = here("doctor", "emoji", "--device", "cpu", "--peer", peer)
     assert answer.returncode == 1
-    assert f"fail    swarm: 0 of 1 known addresses accept connections; {peer}: Connection refused\n" in answer.stdout
+    assert f"fail    swarm: at 0 of 1 known addresses a peer answers; {peer}: Connection refused\n" in answer.stdout
     assert "        → check the address, that its aux peer runs, and that no firewall is between\n" in answer.stdout

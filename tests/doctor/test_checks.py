@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from testbed.greeter import listening
 
 from tt_cli.doctor import checks, torch_probe
 from tt_cli.doctor.checks import Asked, Check
@@ -228,7 +229,8 @@ def test_ports_and_addresses_are_really_tried() -> None:
         number = taken.getsockname()[1]
         check = checks.port("127.0.0.1", number)
         assert check.verdict == "fail" and "Address already in use" in check.words
-        alive, dead = f"/ip4/127.0.0.1/tcp/{number}/p2p/Qm", "/ip4/127.0.0.1/tcp/9/p2p/Qm"
+    with listening() as alive:
+        dead = "/ip4/127.0.0.1/tcp/9/p2p/Qm"
         assert checks.reachable([alive], "emoji").verdict == "pass"
         both = checks.reachable([dead, alive], "emoji")
         assert both.verdict == "warning" and f"{dead}: Connection refused" in both.words

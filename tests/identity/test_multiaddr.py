@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator
 
 import pytest
+from testbed.greeter import listening
 
 from tt_cli.identity import multiaddr as room
-from tt_cli.identity.multiaddr import HELLO, answering
+from tt_cli.identity.multiaddr import HELLO, OTHER, SILENT, UNTRIED, dial
 from tt_cli.run import check_multiaddr
 
 PEER = "12D3KooWJWoaqZhDaoEFshF7Rh1bpY9ohihFhzcW6d69Lr2NASuq"
@@ -55,46 +54,34 @@ def test_others_are_refused_with_a_reason(address: str, said: str) -> None:
         check_multiaddr(address)
 
 
-@contextlib.asynccontextmanager
-async def listening(says: bytes) -> AsyncIterator[str]:
-    """The multiaddr of one that says this to who connects, and no more."""
+def troubles(*says: bytes, more: tuple[str, ...] = (), named: bool = False) -> list[str]:
+    """Why these who say this are no nodes, "" where they are, and `more`. named: by the names of their hosts, too."""
 
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-        yield at(server.sockets[0])
+    with contextlib.ExitStack() as stack:
+        addresses = [*(stack.enter_context(listening(one)) for one in says), *more]
+        addresses += [one.replace("/ip4/127.0.0.1/", "/dns4/localhost/") for one in addresses if named]
+        return list(asyncio.run(dial(addresses)).values())
 
 
-def at(listener: socket.socket) -> str:
-    return f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}/p2p/{PEER}"
-
-
-def found(*says: bytes, more: tuple[str, ...] = (), named: bool = False) -> list[int]:
-    """Which of those who say this answer as a node does, and of `more`. named: and by the names of their hosts."""
-
-    async def dial() -> list[int]:
-        async with contextlib.AsyncExitStack() as stack:
-            addresses = [*[await stack.enter_async_context(listening(one)) for one in says], *more]
-            addresses += [one.replace("/ip4/127.0.0.1/", "/dns4/localhost/") for one in addresses if named]
-            return [addresses.index(address) for address in await answering(addresses)]
-
-    return asyncio.run(dial())
-
-
-def test_only_where_a_node_answers_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_told_from_who_else_answers_and_who_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MORE_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        refusing = at(closed)
+    with listening() as refusing:
+        pass
+    others = b"HTTP/1.1 400 Bad Request", b"SSH-2.0-OpenSSH_9.2p1\r\n"
+    assert troubles(b"", HELLO, *others, HELLO, more=(refusing,)) == [
+        SILENT,
+        "",
+        OTHER,
+        OTHER,
+        "",
+        "Connection refused",
+    ]
     relayed, quic = f"/ip4/203.0.113.7/tcp/1/ws/p2p/{PEER}", f"/ip4/203.0.113.7/udp/1/quic/p2p/{PEER}"
-    assert found(b"", HELLO, b"HTTP/1.1 400 Bad Request", b"SSH-2.0\r\n", HELLO, more=(refusing,)) == [1, 4]
-    assert found(b"", b"", more=(relayed, quic)) == [2, 3], "what is not plain TCP is not tried"
-    assert found(HELLO, named=True) == [0, 1]
-    assert found(more=(refusing, "/dns4/no..host/tcp/1/p2p/" + PEER)) == []
+    assert troubles(b"", more=(relayed, quic)) == [SILENT, UNTRIED, UNTRIED]
+    assert troubles(HELLO, named=True) == ["", ""]
+    assert all(troubles(more=(f"/dns4/no..host/tcp/1/p2p/{PEER}", f"/dns4/nobody.invalid/tcp/1/p2p/{PEER}")))
 
 
 def test_nobody_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "DIAL_SECONDS", 0.1)
-    assert found(b"", HELLO[:-1]) == []
+    assert troubles(b"", HELLO[:-1]) == [SILENT, SILENT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import hivemind.dht.protocol
 import pytest
 from hivemind.dht import DHT, DHTNode
 from swarm.made import SteppedClock
+from testbed.greeter import listening
 
 from tt_cli.errors import TTError
 from tt_cli.identity import multiaddr
@@ -31,7 +31,6 @@ from tt_cli.swarm.records.publisher import SwarmState, keep_in_touch
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
 AHEAD = 100.0
-SOMEBODY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 @pytest.fixture
@@ -108,8 +107,7 @@ def test_silent_initial_peers_keep_nobody_out(start: Callable[..., DHT], monkeyp
     """libp2p's daemon dials one after the other, for 5 s each, and has to be up after 30 s."""
     first = start()
     with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(7)]
-        where = [f"/ip4/127.0.0.1/tcp/{one.getsockname()[1]}/p2p/{SOMEBODY}" for one in silent]
+        where = [stack.enter_context(listening(b"")) for _ in range(7)]
         second = start(*where, *addresses_of(first))
         assert second.run_coroutine(_known) == 1
         monkeypatch.setattr(multiaddr, "DIAL_SECONDS", 0.5)

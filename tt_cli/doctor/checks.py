@@ -5,6 +5,7 @@ Every check is quick, bounded in time and changes nothing. What needs torch runs
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import json
 import os
@@ -25,6 +26,7 @@ from typing import Any, Literal
 import httpx2
 
 from tt_cli.errors import TTError
+from tt_cli.identity.multiaddr import dial
 from tt_cli.memory import shown
 from tt_cli.run import RunConfig, folders
 
@@ -289,27 +291,16 @@ def port(host: str, number: int) -> Check:
 
 
 def reachable(peers: Sequence[str], run: str) -> Check:
-    """Addresses through which the peer would join, and whether somebody accepts connections there."""
+    """Addresses through which the peer would join, and whether a node of the swarm answers there."""
     if not peers:
         fix = f"give --peer MULTIADDR (the screen of `tt aux-peer {run}` shows it), or begin with --new-swarm"
         return Check("swarm", "warning", "no peer of this run is known", fix)
-    silent = {address: why for address in peers if (why := _dial(address))}
-    answered = len(peers) - len(silent)
-    words = f"{answered} of {len(peers)} known addresses accept connections"
+    found = asyncio.run(dial(peers))
+    silent = {address: why for address, why in found.items() if why}
+    answered = len(found) - len(silent)
+    words = f"at {answered} of {len(found)} known addresses a peer answers"
     if not silent:
         return Check("swarm", "pass", words)
     address, why = next(iter(silent.items()))
     fix = "check the address, that its aux peer runs, and that no firewall is between"
     return Check("swarm", "warning" if answered else "fail", f"{words}; {address}: {why}", fix)
-
-
-def _dial(address: str) -> str:
-    """Reason why no TCP connection comes about, "" when one does."""
-    _, _, host, transport, number = address.split("/")[:5]
-    if transport != "tcp":
-        return "not tried: it is no TCP address"
-    try:
-        with socket.create_connection((host, int(number)), timeout=ANSWER_SECONDS):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 HELLO = b"\x13/multistream/1.0.0\n"  # what a libp2p node says first on every TCP connection
 DIAL_SECONDS = 5.0  # until the first node has said it
 MORE_SECONDS = 2.0  # for the others, from then on
+SILENT, OTHER, UNTRIED = "nothing comes from there", "who answers there is no peer", "not tried: no plain TCP"
 _PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{8,}")  # base58, as libp2p writes peer ids
 _EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 
@@ -52,33 +54,39 @@ def is_multiaddr(address: object) -> bool:
     return False
 
 
-async def answering(addresses: Sequence[str]) -> list[str]:
-    """Those of these multiaddrs at which a libp2p node answers; one that is not plain TCP is not tried, and stays.
+async def dial(addresses: Sequence[str]) -> dict[str, str]:
+    """Dial these multiaddrs: of each why no libp2p node answers there, "" where one does.
 
     All are dialled at once: libp2p's daemon dials its initial peers in turn, and does not start where six of them are
     behind firewalls that drop what comes, each for five seconds.
     """
 
-    async def says_hello(address: str) -> bool:
+    async def trouble_at(address: str) -> str:
         _, protocol, host, transport, port, *rest = address.split("/")
         if transport != "tcp" or rest[:1] != ["p2p"]:
-            return True
+            return UNTRIED
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(protocol, socket.AF_UNSPEC)
-        with contextlib.suppress(OSError, EOFError, ValueError):
+        try:
             reader, writer = await asyncio.open_connection(host, int(port), family=family)
             try:
-                return await reader.readexactly(len(HELLO)) == HELLO
+                return "" if await reader.readexactly(len(HELLO)) == HELLO else OTHER
             finally:
                 writer.close()
-        return False
+        except EOFError:
+            return OTHER
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or 0
+            return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
-    dialled = [asyncio.create_task(says_hello(address)) for address in addresses]
+    dialled = [asyncio.create_task(trouble_at(address)) for address in addresses]
     clock = asyncio.get_running_loop().time
     until, waiting = clock() + DIAL_SECONDS, set(dialled)
     while waiting and clock() < until:
         done, waiting = await asyncio.wait(waiting, timeout=until - clock(), return_when=asyncio.FIRST_COMPLETED)
-        if any(task.result() for task in done):
+        if "" in {task.result() for task in done}:
             until = min(until, clock() + MORE_SECONDS)
     for task in waiting:
         task.cancel()
-    return [address for address, task in zip(addresses, dialled, strict=True) if task not in waiting and task.result()]
+    return {
+        address: SILENT if task in waiting else task.result() for address, task in zip(addresses, dialled, strict=True)
+    }

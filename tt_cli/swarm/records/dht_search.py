@@ -22,7 +22,7 @@ from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidat
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from tt_cli.identity.multiaddr import answering
+from tt_cli.identity.multiaddr import UNTRIED, dial
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.records.dht_protocol import UNFIT
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
@@ -91,8 +91,10 @@ class DHTNode(hivemind_node.DHTNode):
         unfit = list[str]()
         UNFIT.set(unfit)
         found = initial_peers
-        if initial_peers and more.get("p2p") is None and not (found := await answering(initial_peers)):
-            raise RuntimeError("none of the initial peers answers")
+        if initial_peers and more.get("p2p") is None:
+            found = [address for address, trouble in (await dial(initial_peers)).items() if trouble in ("", UNTRIED)]
+            if not found:
+                raise RuntimeError("none of the initial peers answers")
         try:
             node: DHTNode = await super().create(*args, initial_peers=found, **more)
         except RuntimeError as error:
