@@ -98,11 +98,12 @@ def test_a_pass_is_renewed_before_it_ends(running: Running, told: Told) -> None:
 
 def test_peers_tell_the_authority_where_they_are_and_hear_of_the_others(running: Running, told: Told) -> None:
     """Who accepts no connections any more is named to nobody. An authority is told once it has named somebody."""
-    where, folder = list[str](), folders.run_folder(running.run)
+    where, unfit, folder = list[str](), list[str](), folders.run_folder(running.run)
     bob, expires = begun(running, told, "bob"), time.time() + LIFE
-    with begun(running, told, addresses=lambda: where) as ada:
+    with begun(running, told, addresses=lambda: [*unfit, *where]) as ada:
         assert not ada._source.lacks(["anywhere"]), "it may be one of before"
         where.append(f"/ip4/203.0.113.7/tcp/31337/p2p/{ada._source.peer_id}")
+        unfit[:] = ["/dns4/ä/tcp/1/p2p/" + ada._source.peer_id, "/" + "a" * 300]
         wait_for(lambda: ada._source._told == where and time.time() > expires)
         with bob:  # whose pass is over
             assert peers_met(folder) == bob._source.members == where and ada._source.members == []

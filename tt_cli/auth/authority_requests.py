@@ -12,13 +12,13 @@ from tt_cli.auth.account import AccountName
 from tt_cli.errors import UsageError
 from tt_cli.identity.passes import MAX_PASS
 
-MOST_ADDRESSES = 4  # of one peer
+MOST_ADDRESSES, ADDRESS = 4, r"^/[!-~]{1,200}$"  # of one peer; the form of one
 PROOF_REPOSITORY = "tt-proof"  # a public model repository in the volunteer's own namespace
 
 Purpose = Literal["join", "renew", "accuse"]
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{32,128}$")]
 PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="DER, base64url without padding")]
-Address = Annotated[str, Field(pattern=r"^/[0-9A-Za-z.:/-]{1,200}$", description="a multiaddr")]
+Address = Annotated[str, Field(pattern=ADDRESS, description="a multiaddr")]
 Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
 
 

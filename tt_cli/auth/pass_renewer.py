@@ -8,6 +8,7 @@ The processes of the peer read the files (tt_cli.swarm.membership.admission). A 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Self
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell, TooLarge
-from tt_cli.auth.authority_requests import MOST_ADDRESSES, PassRefused, Rejected
+from tt_cli.auth.authority_requests import ADDRESS, MOST_ADDRESSES, PassRefused, Rejected
 from tt_cli.errors import TTError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
@@ -150,7 +151,7 @@ class PassRenewer(Admitted):
                 self._worse("pass", f"the pass is not renewed: {error}; {_lasts(held)}, trying again")
 
     def _wait(self, held: Pass) -> bool:
-        """Wait until this pass is to be renewed: when it is time, or others reach this peer elsewhere than they hear.
+        """Wait until this pass is to be renewed: when it is time, or the authority lacks where this peer is.
 
         For that it is a sixteenth of its life old at least. False when it is over.
         """
@@ -161,7 +162,7 @@ class PassRenewer(Admitted):
         return False
 
     def _where(self) -> list[str]:
-        return self._addresses()[:MOST_ADDRESSES]
+        return [address for address in self._addresses() if re.match(ADDRESS, address)][:MOST_ADDRESSES]
 
     def _keep_listening(self) -> None:
         while not self._over.wait(POLL_SECONDS):
