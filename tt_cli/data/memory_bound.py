@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 MOST = 1 << 30  # bytes
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's usual one reserves as much at once
 Item = TypeVar("Item")
+
+_lock = threading.Lock()
+_bounds: list[int] = []  # of the threads that make an item now; the lowest one holds
+_own = [0, 0]  # the process's limits without them
 
 
 def bounded(items: Iterable[Item]) -> Iterator[Item]:
@@ -21,13 +27,30 @@ def bounded(items: Iterable[Item]) -> Iterator[Item]:
     taken = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     iterator = iter(items)
     while True:
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        known = [limit for limit in (soft, hard, taken + MOST) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        with _held_to(taken + MOST):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
         yield item
+
+
+@contextmanager
+def _held_to(bound: int) -> Iterator[None]:
+    with _lock:
+        if not _bounds:
+            _own[:] = resource.getrlimit(resource.RLIMIT_DATA)
+        _bounds.append(bound)
+        _limit()
+    try:
+        yield
+    finally:
+        with _lock:
+            _bounds.remove(bound)
+            _limit()
+
+
+def _limit() -> None:
+    soft, hard = _own
+    known = [limit for limit in (soft, hard, *_bounds) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known) if _bounds else soft, hard))
