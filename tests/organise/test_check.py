@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from pathlib import Path
 
 import pytest
 from conftest import Tt
+from testbed.greeter import listening
 
 from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
 from tt_cli.doctor.checks import Check
@@ -30,9 +30,8 @@ def written(run: RunConfig, path: Path) -> str:
 
 @pytest.mark.slow
 def test_a_new_run_is_all_right_and_makes_a_step(here: Tt, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as aux:
-        port = str(aux.getsockname()[1])
-        given = {"size": "tiny", "address": "127.0.0.1", "port": port}
+    with listening() as aux:
+        given = {"size": "tiny", "address": "127.0.0.1", "port": aux.split("/")[4]}
         make(answered("mine", given, lambda question, default: default), tmp_path / "mine")
         answer = here("check", "mine/run.toml", "--json", "--device", "cpu")
     told = json.loads(answer.stdout)
