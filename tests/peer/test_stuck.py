@@ -284,8 +284,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def look(seconds: float = 1.0) -> None:
         clock.now += seconds
         collaboration.averager.pulse[0] = clock.now
-        watch._inquire()
-        watch._treat(diagnose(watch._facts()))
+        watch._treat(diagnose(watch._inquire()))
 
     around.watch, around.look = watch, look
     yield around

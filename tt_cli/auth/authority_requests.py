@@ -101,7 +101,7 @@ class HolderRequest(SignedRequest):
 
 
 class RenewRequest(HolderRequest):
-    """Where the peer accepts connections: its multiaddrs, for those who join later."""
+    """The pass before, and multiaddrs at which the peer accepts connections, for those who join later."""
 
     addresses: Annotated[list[Address], Field(max_length=MOST_ADDRESSES)] = []
 

@@ -53,4 +53,4 @@ def _held_to(bound: int) -> Iterator[None]:
 def _limit() -> None:
     soft, hard = _own
     known = [limit for limit in (soft, hard, *_bounds) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(known) if _bounds else soft, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known, default=resource.RLIM_INFINITY), hard))

@@ -18,7 +18,7 @@ MOST_NAMED = 6  # members, each of another user
 
 
 class Introductions:
-    """Where members say that they are. For any thread."""
+    """Members' addresses, as they said them. For any thread."""
 
     def __init__(self) -> None:
         self._told = dict[str, tuple[Pass, list[str]]]()  # by peer id

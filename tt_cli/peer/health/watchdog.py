@@ -128,21 +128,25 @@ class ProgressWatchdog:
         while not self._ended.wait(LOOK_SECONDS):
             if self._orders.leave.is_set():
                 return
-            self._inquire()
+            facts = self._inquire()
             if self._ended.is_set():
                 return
-            self._treat(diagnose(self._facts()))
+            self._treat(diagnose(facts))
 
-    def _inquire(self) -> None:
-        """Ask the others what is due to be asked."""
-        if time.monotonic() > self._asked_at + (ASK_SECONDS if self._facts().suspicious else CALM_SECONDS):
+    def _inquire(self) -> PeerFacts:
+        """Ask the others what is due to be asked. Returns the facts after that."""
+        facts, now = self._facts(), time.monotonic()
+        asks = now > self._asked_at + (ASK_SECONDS if facts.suspicious else CALM_SECONDS)
+        seeks = now > self._sought_at + (DOUBT_SECONDS if self._doubt else SEEK_SECONDS)
+        if asks:
             self._ask()
-        if time.monotonic() > self._sought_at + (DOUBT_SECONDS if self._doubt else SEEK_SECONDS):
+        if seeks:
             found = None
             with contextlib.suppress(Exception):  # whatever is wrong with this peer's own processes the pings tell
                 found = self._seek()
             self._astray, self._doubt = found if self._doubt else None, found
             self._sought_at = time.monotonic()
+        return self._facts() if asks or seeks else facts
 
     def _facts(self) -> PeerFacts:
         state, collaboration, now = self._observed.state, self._collaboration, time.monotonic()

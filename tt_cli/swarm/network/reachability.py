@@ -187,7 +187,7 @@ def dialled_back(
 
 @dataclass(frozen=True)
 class Astray:
-    """Where others look for a peer in vain, in words, and what a person can do, "" where a start anew is enough."""
+    """Addresses at which others look for a peer in vain: words, and advice to a person, "" where a start anew helps."""
 
     words: str
     advice: str = ""
