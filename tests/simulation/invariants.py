@@ -278,7 +278,9 @@ class Watch:
                     held = any(m.keeps for m in alive if m.number in numbers)
                     count += held
                     shares = _voices(machine for machine in self.machines if machine.honest)
-                    made = sum(shares.get(self.machines[number].name, 0) for number in numbers)  # some are banned
+                    # of halves that come together who begins from a backup has no voice in which of them goes on
+                    voters = [self.machines[n] for n in numbers if not self._apart or self.machines[n].starts == 1]
+                    made = sum(shares.get(machine.name, 0) for machine in voters)  # some are banned
                     if held and 2 * made > sum(shares.values()):
                         raise Violation(f"durability: step {step + 1}, which {sorted(numbers)} made, is lost")
         return count
