@@ -118,7 +118,7 @@ MUTANTS = {
     ),
     "lock: one vote is enough": Mutant("allreduce.votes", "if heard > liars:", "if True:", "locks"),
     "lock: what nobody can give is kept": Mutant(
-        "averager", "if now >= self._stuck[1] + (group.longest if away else 0.0):", "if False:", "moment"
+        "ballot", "if now >= self._stuck[1] + (group.longest if away else 0.0):", "if False:", "moment"
     ),
     "commit: newcomers vote": Mutant("allreduce.commit", "(voices, group.liars, group.steps)", "(voices, group.liars)"),
     "quorum: newcomers count by their records": Mutant(
@@ -193,9 +193,7 @@ MUTANTS = {
     "orders: who missed one is followed": Mutant(
         "records.publisher", "known[1] > now and known[0].era == era}", "known[1] > now}", "orders"
     ),
-    "memory: rounds are kept": Mutant(
-        "averager", "for old in list(self._rounds)[:-KEPT_GROUPS]:", "for old in ():", "calm"
-    ),
+    "memory: rounds are kept": Mutant("rounds", "for old in list(self)[:-KEPT_GROUPS]:", "for old in ():", "calm"),
     "memory: averages are kept": Mutant(
         "allreduce.average_buffer", "for old in list(self._kept)[:-KEPT_AVERAGES]:", "for old in ():", "hang"
     ),

@@ -124,7 +124,7 @@ def test_who_precommitted_refuses_a_group_without_the_votes_that_it_showed() -> 
             [signed(n, attempt, bytes(31) + kind) for n in (0, 1, 2)] for attempt, kind in ((3, b"a"), (4, b"b"))
         )
         equal = [signed(number, 3, bytes(31) + b"c") for number in (1, 2)]
-        averager._voted = LastVote("0_00", 3, (1,), (bytes(16),), shown=tuple(mine))
+        averager._votes.last = LastVote("0_00", 3, (1,), (bytes(16),), shown=tuple(mine))
         for shown in ([], mine[:1], equal):
             with pytest.raises(FalseGroup, match="without the votes that this peer has shown"):
                 averager._begin(b"group", joins, 40.0, shown)
@@ -145,14 +145,14 @@ def test_what_was_voted_for_before_the_organiser_took_the_run_back_counts_no_mor
         machine.start()
         await asyncio.sleep(0.1)
         averager: Averager = machine.collaboration.averager
-        averager._voted, shown = LastVote("0_00", 3, (1,), (bytes(16),), shown=(b"vote",)), []
+        averager._votes.last, shown = LastVote("0_00", 3, (1,), (bytes(16),), shown=(b"vote",)), []
         for averager.era in (0, 2):
             averager.seek(RoundPlan("0_00", leader=key_of(1).peer_id))
             await asyncio.sleep(0.1)
             entry = averager._matchmaking.step_control.data_for_gather
             join = join_in(entry, averager.peer_id, averager.signer.opened)
             shown.append((join.state_key, join.lock.average, read_entry(entry)[1]))
-        assert shown == [("0_00", averager._voted.average, (b"vote",)), ("0_00_2", b"", ())]
+        assert shown == [("0_00", averager._votes.last.average, (b"vote",)), ("0_00_2", b"", ())]
         machine.kill()
 
     in_virtual_time(run())
@@ -301,7 +301,7 @@ def test_who_voted_for_an_average_of_nothing_gives_what_it_computes_later(waits:
         last.kill()
         await asyncio.sleep(5.0)
         before, idle[0].idle = len(steps), False
-        assert all(machine.collaboration.averager._voted.votes for machine in idle)
+        assert all(machine.collaboration.averager._votes.last.votes for machine in idle)
         await asyncio.sleep(30.0)
         for machine in idle:
             machine.kill()

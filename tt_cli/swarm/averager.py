@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -29,16 +30,17 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
-from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
+from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.clipping import centered_clip
-from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
     GROUP_BYTES,
+    Lock,
     Precommit,
     RoundName,
     RoundRules,
@@ -50,7 +52,6 @@ from tt_cli.swarm.allreduce.messages import (
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
-    KEPT_GROUPS,
     SKEW,
     Contribution,
     FalseGroup,
@@ -64,16 +65,17 @@ from tt_cli.swarm.allreduce.round_plan import (
     read_entry,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
-from tt_cli.swarm.allreduce.votes import group_of, liars_among, locked_by, most_say
+from tt_cli.swarm.allreduce.votes import LockedAverage, group_of, liars_among, locked_by, most_say
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.work import WorkAudits
-from tt_cli.swarm.ballot import Ballot
+from tt_cli.swarm.ballot import Ballot, OwnVotes
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.consensus import shared_voices
+from tt_cli.swarm.rounds import KeptRounds
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
@@ -82,9 +84,7 @@ MAX_WEIGHT_IN_TARGETS = 4
 PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
-SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
 LAST_ATTEMPT = 2**32 - 1  # that a message has room for
-LOST = "had not the average on which it was locked"
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
@@ -121,21 +121,14 @@ class Averager(StateBridge, DecentralizedAverager):
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._seeking = longest_search(run.swarm.matchmaking_time)
-        self._ballot = self.ballot_type(identity.path.with_suffix(".vote"))
         self._roster = torch.zeros(1, dtype=torch.int64).share_memory_()  # bytes of the joins that it sends as leader
         # in the averager's process:
-        self._voted = self._ballot.read()
-        self._stuck = b"", math.inf  # what is repeated, and since when it is known that nobody here has all of it
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
-        self._steps = 0  # of hivemind's that run
-        self._begun = asyncio.Condition()  # a round began, or will not
-        self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
-        self._rounds: dict[bytes, CommitProtocol] = {}
-        self._averages = KeptAverages(self.store)
+        self._votes = OwnVotes(self.ballot_type(identity.path.with_suffix(".vote")), self.store, dht.client_mode)
+        self._rounds, self._averages = KeptRounds(run.swarm.next_chunk_timeout), KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
-        self._places = Places(SETTLING, MOST_SETTLING)
         self._work = WorkAudits()
         self.signer, self.audits = Signer(identity.key), Audits(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
@@ -330,11 +323,9 @@ class Averager(StateBridge, DecentralizedAverager):
 
     def _join(self, plan: RoundPlan) -> bytes:
         """Sign this peer's word to the leader, and through it to all: earlier rounds from the state are over for it."""
-        for commit in self._rounds.values():
-            for phase in commit.phases if commit.allreduce.name.state_key == plan.state_key else ():
-                phase.left = True
+        self._rounds.leave(plan.state_key)
         now, facts = self.clock.dht_time(), (not self.client_mode, self.upload, plan.steps)
-        last = self._voted if self._voted.state_key == plan.state_key else LastVote()
+        last = self._votes.from_state(plan.state_key)
         liars = 0 if plan.newcomer else liars_among(plan.swarm)  # whom a newcomer counts may not exist
         group, lock = (self.audits.rules.run, plan.state_key, plan.leader), replace(last.lock, liars=liars)
         join = SignedJoin(*group, now, *facts, self._membership.mine(), lock).sign(self.signer)
@@ -365,18 +356,15 @@ class Averager(StateBridge, DecentralizedAverager):
         return peer_id in (self._plan.welcome or ())
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
-        self._steps += 1
+        self._rounds.seek()
         step._data_for_gather = self._join(self._plan)  # here, where it is known what this peer voted for
         try:
             await super()._step(step=step, future_for_init=future_for_init)
         finally:
-            self._steps -= 1
-            await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
             formed = self._keys().formed
             mine = {group_id for group_id, seeker in formed if seeker is step}
-            self._given_up = self._given_up & {group_id for group_id, _ in formed} | mine - self._rounds.keys()
-            async with self._begun:
-                self._begun.notify_all()
+            await self._rounds.sought({group_id for group_id, _ in formed}, mine)
+            await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, weight: float, **_: Any) -> RoundResult:
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
@@ -388,11 +376,7 @@ class Averager(StateBridge, DecentralizedAverager):
             shown = [vote for gathered in group_info.gathered for vote in read_entry(gathered)[1]]
             commit = self._begin(group_id_of(group_info.gathered), joins, weight, shown)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
-            async with self._begun:
-                self._rounds[commit.allreduce.group_id] = commit
-                for old in list(self._rounds)[:-KEPT_GROUPS]:
-                    del self._rounds[old]
-                self._begun.notify_all()
+            await self._rounds.begin(commit)
             uploads = [join.upload for join in joins.values()]
             async with self._line.measured(slow=joins[self.peer_id].upload < ALIKE * max(uploads)):
                 await commit.allreduce.run()
@@ -403,7 +387,7 @@ class Averager(StateBridge, DecentralizedAverager):
         except Exception as error:
             if commit is None:
                 raise MatchmakingException(f"the round failed: {error}") from error
-            return RoundResult(problem=f"the round failed: {error}", voted=self._remember(commit))
+            return RoundResult(problem=f"the round failed: {error}", voted=self._votes.after(commit, self._plan.voices))
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts, workless = dict[str, str](), dict[str, str]()
         for guilty, proof in (commit.double | commit.proofs).items():
@@ -411,36 +395,9 @@ class Averager(StateBridge, DecentralizedAverager):
         if not commit.dropped:
             self._averages.committed(commit.allreduce.name.state_key, tuple(commit.precommits.values()))
             doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)
-        voted = self._remember(commit)
+        voted = self._votes.after(commit, self._plan.voices)
         result = outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
         return replace(result, workless=workless, voted=voted)
-
-    def _keep(self, vote: LastVote) -> None:
-        """Say this of its votes from now on, whatever becomes of the process."""
-        self._voted = vote
-        self._ballot.keep(vote)
-
-    def _remember(self, commit: CommitProtocol) -> bool:
-        """Keep what this peer voted for in a round for the next one from its state; True where there is something."""
-        group, now = commit.allreduce.group, loop_time()
-        vote = commit.last_vote()
-        last = self._voted if self._voted.state_key == vote.state_key else LastVote(vote.state_key)
-        if vote.shown or (vote.votes and not last.shown):
-            last = vote
-        self._voted = replace(last, attempt=group.attempt)
-        lacks = commit.dropped and bool(self.store.missing())
-        if group.locked and lacks:
-            commit.allreduce.failed |= dict.fromkeys(group.claims - {str(group.me)}, LOST)
-        if last.lock.average == group.locked != b"" and (lacks or (commit.dropped and self.client_mode)):
-            average, since = self._stuck
-            self._stuck = group.locked, min(since, now) if average == group.locked else now
-            # nobody that answered has all of it, or can have it from here; who did not answer may have made it a step,
-            # and be cut off for a while
-            mute = {*map(str, group.members)} - {*map(str, commit.listening)} | {str(group.me)}
-            away = (commit.voting & self._plan.voices.keys()) - commit.asked - mute
-            if now >= self._stuck[1] + (group.longest if away else 0.0):
-                self._keep(LastVote(vote.state_key, group.attempt))
-        return bool(self._voted.votes)
 
     def _begin(
         self, group_id: bytes, joins: Mapping[PeerID, SignedJoin], weight: float, shown: Sequence[bytes] = ()
@@ -459,13 +416,7 @@ class Averager(StateBridge, DecentralizedAverager):
         users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
         voices, state_key = shared_voices(users), joins[self.peer_id].state_key
         locks = {str(peer): join.lock for peer, join in joins.items()}
-        last = self._voted if self._voted.state_key == state_key else LastVote()
-        liars = most_say({peer: lock.liars for peer, lock in locks.items()}, voices)
-        both = (self._read_votes(SignedVote, votes, state_key).values() for votes in (shown, last.shown))
-        claimed = {lock.average for lock in locks.values()}
-        made, mine = (locked_by([vote for vote in votes if vote.average in claimed], voices, liars) for votes in both)
-        if mine and not (made and (made.average == mine.average or made.attempt > mine.attempt)):
-            raise FalseGroup(joins[self.peer_id].leader, "without the votes that this peer has shown")
+        made = self._locked_on(joins[self.peer_id], locks, voices, shown)
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, state_key, group_id),
             me=self.peer_id,
@@ -491,30 +442,33 @@ class Averager(StateBridge, DecentralizedAverager):
         allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
         if not made:
-            return self.commit_type(allreduce, said, keep=self._keep)
+            return self.commit_type(allreduce, said, keep=self._votes.keep)
+        last = self._votes.from_state(state_key)
         before = last if last.average == made.average else None
-        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, before, self._keep)
+        return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, before, self._votes.keep)
 
-    async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
-        """The round that another member speaks of; waits while this peer may be about to begin it."""
-        group = group_id[:GROUP_BYTES]
+    def _locked_on(
+        self, own: SignedJoin, locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int], shown: Iterable[bytes]
+    ) -> LockedAverage | None:
+        """The average that a group repeats, None where it makes one. Raises as `_begin`."""
+        liars = most_say({peer: lock.liars for peer, lock in locks.items()}, voices)
+        claimed = {lock.average for lock in locks.values()}
 
-        def known() -> bool:
-            return group in self._rounds or group in self._given_up or not self._steps
+        def locked(votes: Iterable[bytes]) -> LockedAverage | None:
+            signed = self._read_votes(SignedVote, votes, own.state_key).values()
+            return locked_by([vote for vote in signed if vote.average in claimed], voices, liars)
 
-        async with self._begun:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.next_chunk_timeout):
-                    await self._begun.wait_for(known)
-        commit = self._rounds.get(group)
-        return commit and await commit.phase(group_id)
+        made, mine = locked(shown), locked(self._votes.from_state(own.state_key).shown)
+        if mine and not (made and (made.average == mine.average or made.attempt > mine.attempt)):
+            raise FalseGroup(own.leader, "without the votes that this peer has shown")
+        return made
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A member of the group sends its parts and takes the averages."""
         first = await asyncio.wait_for(anext(stream), self.next_chunk_timeout)
-        commit = await self._round_of(first.group_id)
+        commit = await self._rounds.find(first.group_id)
         if commit is None:
             yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
             return
@@ -523,19 +477,13 @@ class Averager(StateBridge, DecentralizedAverager):
 
     async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says what it received, and is told what this peer has."""
-        with self._places.one(str(context.remote_id)):
-            commit = await self._round_of(group_of(request))
-            if commit is None:
-                raise ValueError("no such round here")
+        async with self._rounds.asked(group_of(request), context.remote_id) as commit:
             return await commit.answer(context.remote_id, request)
 
     async def rpc_precommit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says that it has seen a quorum's votes, and is told whether this peer has."""
         group_id, signed = wire.PRECOMMITTED.read(request)
-        with self._places.one(str(context.remote_id)):
-            commit = await self._round_of(group_id)
-            if commit is None:
-                raise ValueError("no such round here")
+        async with self._rounds.asked(group_id, context.remote_id) as commit:
             return wire.PRECOMMITTED.message((group_id, await commit.precommit(context.remote_id, signed)))
 
     async def rpc_fetch_average(
