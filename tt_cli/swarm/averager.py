@@ -74,6 +74,7 @@ from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, 
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.network.silent_connections import hang_up_on_silent
 from tt_cli.swarm.records.consensus import shared_voices
 from tt_cli.swarm.rounds import KeptRounds
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
@@ -261,10 +262,12 @@ class Averager(StateBridge, DecentralizedAverager):
     @_p2p.setter
     def _p2p(self, p2p: P2P) -> None:
         StateBridge._p2p.fset(self, self._line.pace(p2p))  # type: ignore[attr-defined]
-        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        loop, silent = asyncio.get_running_loop(), self._run.swarm.next_chunk_timeout / 2
+        self._beating = loop.create_task(self._beat())
+        self._hanging_up = loop.create_task(hang_up_on_silent(p2p, self.dht.pid, silent))
         if self.client_mode:  # nothing else is served then
             serving = self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
-            self._serving = asyncio.get_running_loop().create_task(serving)
+            self._serving = loop.create_task(serving)
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         """Serve hivemind's methods, and those of audits."""

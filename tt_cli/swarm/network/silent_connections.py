@@ -1,0 +1,62 @@
+"""Connections that lead nowhere any more: closed, so that the next call dials anew.
+
+A router that starts anew, or gets another address, forgets the connections through it, and whatever still comes over
+them is lost. TCP sends it again for many minutes, libp2p notices after about forty seconds, and until then all calls
+to those peers hang: for the others, too, who wait for this one in every round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from hivemind.p2p import P2P
+from hivemind.utils import get_logger
+
+from tt_cli.swarm.network.tcp_counters import TCPConnection, connections_of
+
+logger = get_logger(__name__)
+
+LOOK_SECONDS = 2.0
+RESENT = 2  # times in vain: a packet that is late, as on a full line, is sent again once
+
+
+def silent_among(connections: Collection[TCPConnection], seconds: float) -> set[tuple[str, int]]:
+    """The other ends of those over which nothing has come for so long, though something was sent.
+
+    Of all, where nothing came over any of them: then those that are idle are lost as well.
+    """
+    silent = {one.remote for one in connections if one.resent >= RESENT and one.heard >= seconds}
+    if silent and all(one.heard >= seconds for one in connections):
+        return {one.remote for one in connections}
+    return silent
+
+
+async def hang_up(p2p: P2P, remotes: Collection[tuple[str, int]]) -> list[str]:
+    """Close the connections to the peers at these addresses and ports. Returns their ids."""
+    closed = []
+    for peer in await p2p.list_peers() if remotes else ():
+        if any(_remote(str(address)) in remotes for address in peer.addrs):
+            await p2p._client.disconnect(peer.peer_id)
+            closed.append(str(peer.peer_id))
+    return closed
+
+
+def _remote(multiaddr: str) -> tuple[str, int]:
+    """Address and port in /ip4/ADDRESS/tcp/PORT; ("", 0) in any other."""
+    match multiaddr.split("/"):
+        case ["", "ip4" | "ip6", host, "tcp", port]:
+            return host, int(port)
+    return "", 0
+
+
+async def hang_up_on_silent(p2p: P2P, process: int, seconds: float) -> None:
+    """Look for ever; process: of the node, whose child holds its connections. seconds: see `silent_among`."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            connections = await asyncio.to_thread(connections_of, process)
+            for peer in await hang_up(p2p, silent_among(connections, seconds)):
+                logger.info(f"{peer} has acknowledged nothing for {seconds:.0f} s: its connection is closed")
+        except Exception as error:  # the daemon may be ending: whoever calls it hears of that
+            logger.debug(f"silent connections are not looked for: {error!r}")
