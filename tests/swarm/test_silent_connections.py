@@ -82,7 +82,7 @@ def test_a_connection_is_silent_while_what_is_sent_is_lost() -> None:
             assert not silent()
 
 
-async def closed(dht: Any, node: Any, remotes: set[tuple[str, int]]) -> tuple[list[str], list[str]]:
+async def closed(dht: Any, node: Any, remotes: set[tuple[str, int]]) -> tuple[set[str], list[str]]:
     """In the DHT's process: whom hanging up met, and to whom there are connections then."""
     p2p = node.protocol.p2p
     met = await hang_up(p2p, remotes)
@@ -108,6 +108,6 @@ def test_who_is_hung_up_on_is_dialled_anew(tmp_path: Path) -> None:
         anna, ben = nodes
         assert ben.run_coroutine(called)
         remotes = {one.remote for one in connections_of(ben.pid)}
-        assert ben.run_coroutine(partial(closed, remotes={("127.0.0.1", 1)})) == ([], [str(anna.peer_id)])
-        assert ben.run_coroutine(partial(closed, remotes=remotes)) == ([str(anna.peer_id)], [])
+        assert ben.run_coroutine(partial(closed, remotes={("127.0.0.1", 1)})) == (set(), [str(anna.peer_id)])
+        assert ben.run_coroutine(partial(closed, remotes=remotes)) == ({str(anna.peer_id)}, [])
         assert ben.run_coroutine(called)

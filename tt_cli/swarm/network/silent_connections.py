@@ -32,14 +32,13 @@ def silent_among(connections: Collection[TCPConnection], seconds: float) -> set[
     return silent
 
 
-async def hang_up(p2p: P2P, remotes: Collection[tuple[str, int]]) -> list[str]:
-    """Close the connections to the peers at these addresses and ports. Returns their ids."""
-    closed = []
-    for peer in await p2p.list_peers() if remotes else ():
-        if any(_remote(str(address)) in remotes for address in peer.addrs):
-            await p2p._client.disconnect(peer.peer_id)
-            closed.append(str(peer.peer_id))
-    return closed
+async def hang_up(p2p: P2P, remotes: Collection[tuple[str, int]]) -> set[str]:
+    """Close the connections to the peers at these addresses and ports, all of each. Returns their ids."""
+    known = await p2p.list_peers() if remotes else ()
+    peers = {peer.peer_id for peer in known if any(_remote(str(address)) in remotes for address in peer.addrs)}
+    for peer in peers:
+        await p2p._client.disconnect(peer)
+    return set(map(str, peers))
 
 
 def _remote(multiaddr: str) -> tuple[str, int]:

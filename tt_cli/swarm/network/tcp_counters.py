@@ -48,7 +48,7 @@ def connections_of(process: int) -> list[TCPConnection]:
 
 
 def acknowledged_bytes(process: int) -> dict[int, int]:
-    """TCPConnection (inode of its socket) → bytes that arrived, of this process and its children."""
+    """Connection (inode of its socket) → bytes that arrived, of this process and its children."""
     return {one.inode: one.acknowledged for one in connections_of(process)}
 
 
