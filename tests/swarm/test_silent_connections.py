@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 from functools import partial
@@ -15,7 +16,7 @@ from testbed.namespaces import Network
 
 from tt_cli.run import load_run
 from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import addresses_of, daemon_pid, start_dht, stop_dht
 from tt_cli.swarm.network.silent_connections import RESENT, hang_up, silent_among
 from tt_cli.swarm.network.tcp_counters import TCPConnection, connections_of
 
@@ -82,10 +83,10 @@ def test_a_connection_is_silent_while_what_is_sent_is_lost() -> None:
             assert not silent()
 
 
-async def closed(dht: Any, node: Any, remotes: set[tuple[str, int]]) -> tuple[set[str], list[str]]:
+async def closed(dht: Any, node: Any, **ends: set[tuple[str, int]]) -> tuple[set[str], list[str]]:
     """In the DHT's process: whom hanging up met, and to whom there are connections then."""
     p2p = node.protocol.p2p
-    met = await hang_up(p2p, remotes)
+    met = await hang_up(p2p, **ends)
     return met, [str(peer.peer_id) for peer in await p2p.list_peers()]
 
 
@@ -107,7 +108,16 @@ def test_who_is_hung_up_on_is_dialled_anew(tmp_path: Path) -> None:
             stack.callback(stop_dht, nodes[-1])
         anna, ben = nodes
         assert ben.run_coroutine(called)
-        remotes = {one.remote for one in connections_of(ben.pid)}
-        assert ben.run_coroutine(partial(closed, remotes={("127.0.0.1", 1)})) == (set(), [str(anna.peer_id)])
-        assert ben.run_coroutine(partial(closed, remotes=remotes)) == ({str(anna.peer_id)}, [])
+        known, remotes = [str(anna.peer_id)], {one.remote for one in connections_of(ben.pid)}
+        assert ben.run_coroutine(partial(closed, silent={("127.0.0.1", 1)})) == (set(), known)
+        daemon = daemon_pid(anna)
+        assert daemon is not None
+        os.kill(daemon, signal.SIGSTOP)
+        assert ben.run_coroutine(partial(closed, silent=remotes)) == (set(), known), "nobody answers there"
+        os.kill(daemon, signal.SIGCONT)
+        assert ben.run_coroutine(partial(closed, silent=remotes)) == ({*known}, [])
         assert ben.run_coroutine(called)
+        remotes = {one.remote for one in connections_of(ben.pid)}
+        os.kill(daemon, signal.SIGSTOP)
+        assert ben.run_coroutine(partial(closed, silent=remotes, living=remotes)) == ({*known}, [])
+        os.kill(daemon, signal.SIGCONT)

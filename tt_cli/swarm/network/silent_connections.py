@@ -8,20 +8,24 @@ to those peers hang: for the others, too, who wait for this one in every round.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Collection
 
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_logger
 
+from tt_cli.identity.multiaddr import dial
 from tt_cli.swarm.network.tcp_counters import TCPConnection, connections_of
 
 logger = get_logger(__name__)
+
+Remote = tuple[str, int]  # the other end of a connection: address and port
 
 LOOK_SECONDS = 2.0
 RESENT = 2  # times in vain: a packet that is late, as on a full line, is sent again once
 
 
-def silent_among(connections: Collection[TCPConnection], seconds: float) -> set[tuple[str, int]]:
+def silent_among(connections: Collection[TCPConnection], seconds: float) -> set[Remote]:
     """The other ends of those over which nothing has come for so long, though something was sent.
 
     Of all, where nothing came over any of them: then those that are idle are lost as well.
@@ -32,16 +36,25 @@ def silent_among(connections: Collection[TCPConnection], seconds: float) -> set[
     return silent
 
 
-async def hang_up(p2p: P2P, remotes: Collection[tuple[str, int]]) -> set[str]:
-    """Close the connections to the peers at these addresses and ports, all of each. Returns their ids."""
-    known = await p2p.list_peers() if remotes else ()
-    peers = {peer.peer_id for peer in known if any(_remote(str(address)) in remotes for address in peer.addrs)}
-    for peer in peers:
+async def hang_up(p2p: P2P, silent: Collection[Remote], living: Collection[Remote] = ()) -> set[str]:
+    """Close the connections to those peers of which one is silent, all of each, as soon as another one can stand.
+
+    That is where one does, or a libp2p node answers at the other end of the silent one: while a line is down nothing is
+    gained, and libp2p waits longer after each dial in vain. living: the others. Returns the ids of the peers.
+    """
+    ends = defaultdict[PeerID, set[str]](set)
+    for peer in await p2p.list_peers() if silent else ():
+        ends[peer.peer_id].update(map(str, peer.addrs))
+    lost = {peer for peer, addresses in ends.items() if any(_remote(one) in silent for one in addresses)}
+    back = {peer for peer in lost if any(_remote(one) in living for one in ends[peer])}
+    tried = {f"{one}/p2p/{peer}": peer for peer in lost - back for one in ends[peer] if _remote(one) in silent}
+    back |= {tried[address] for address, trouble in (await dial(list(tried))).items() if not trouble}
+    for peer in back:
         await p2p._client.disconnect(peer)
-    return set(map(str, peers))
+    return set(map(str, back))
 
 
-def _remote(multiaddr: str) -> tuple[str, int]:
+def _remote(multiaddr: str) -> Remote:
     """Address and port in /ip4/ADDRESS/tcp/PORT; ("", 0) in any other."""
     match multiaddr.split("/"):
         case ["", "ip4" | "ip6", host, "tcp", port]:
@@ -55,7 +68,8 @@ async def hang_up_on_silent(p2p: P2P, process: int, seconds: float) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         try:
             connections = await asyncio.to_thread(connections_of, process)
-            for peer in await hang_up(p2p, silent_among(connections, seconds)):
+            living = {one.remote for one in connections if one.heard < seconds}
+            for peer in await hang_up(p2p, silent_among(connections, seconds), living):
                 logger.info(f"{peer} has acknowledged nothing for {seconds:.0f} s: its connection is closed")
         except Exception as error:  # the daemon may be ending: whoever calls it hears of that
             logger.debug(f"silent connections are not looked for: {error!r}")
