@@ -79,7 +79,6 @@ def watch(hosts: list[Host]) -> None:
     """Have the kernel know all connections, and drop what belongs to none that it knows, from now on."""
     for host in hosts:
         host.run(["nft", RULES])
-        host.run(["conntrack", "-L"])
     time.sleep(5.0)  # something comes over each of them meanwhile
     for host in hosts:
         host.run(["sysctl", "-q", "-w", "net.netfilter.nf_conntrack_tcp_loose=0"])
