@@ -2,8 +2,8 @@
 
 Four real peers with a small model, each on a host of its own (network namespaces), and an aux peer beside the first.
 The line of one is cut for 6, 15 and 60 s; and all that still comes over the connections which it had is lost, without a
-word, while new ones stand as before: its router forgets them, as where it started anew or got another address. For each
-break, in `rows`, the largest of --turns:
+word, while new ones stand as before: its router forgets them, as where it started anew. For each break, in
+`rows`, the largest of --turns:
 
 - back_s: from the line's return until all four have made a step together;
 - without_step_s: from the break until then, the longest time in which one of the others made no step;

@@ -6,6 +6,8 @@ import resource
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 from tt_cli.data.memory_bound import bounded
 
 
@@ -50,8 +52,6 @@ def test_who_fails_and_who_stops_midway_leave_none() -> None:
 
     rows = bounded(failing())
     assert next(rows) == 1 and limit() == own, "between two items there is none"
-    try:
+    with pytest.raises(MemoryError):
         next(rows)
-    except MemoryError:
-        pass
     assert limit() == own

@@ -70,6 +70,6 @@ async def hang_up_on_silent(p2p: P2P, process: int, seconds: float) -> None:
             connections = await asyncio.to_thread(connections_of, process)
             living = {one.remote for one in connections if one.heard < seconds}
             for peer in await hang_up(p2p, silent_among(connections, seconds), living):
-                logger.info(f"{peer} has acknowledged nothing for {seconds:.0f} s: its connection is closed")
+                logger.info(f"nothing has come from {peer} for {seconds:.0f} s: the connection is closed, to dial anew")
         except Exception as error:  # the daemon may be ending: whoever calls it hears of that
             logger.debug(f"silent connections are not looked for: {error!r}")

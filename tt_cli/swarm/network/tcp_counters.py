@@ -19,7 +19,7 @@ from tt_cli.supervisor.processes import family_of
 SOCK_DIAG, BY_FAMILY, DUMP = 4, 20, 0x301  # NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP
 INFO, ESTABLISHED = 2, 1  # INET_DIAG_INFO, TCP_ESTABLISHED
 HEADER, REQUEST, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBxI48x"), struct.Struct("=HH")
-MESSAGE = struct.Struct("!6xH16x16s28xI")  # inet_diag_msg: port and address of the other end, inode in machine order
+MESSAGE = struct.Struct("=6xH16x16s28xI")  # inet_diag_msg: port (big-endian) and address of the other end, inode
 TCP_INFO = struct.Struct("=2xB53xI60xQ")  # tcpi_retransmits, tcpi_last_ack_recv, tcpi_bytes_acked
 ERROR, DONE = 2, 3
 
@@ -80,6 +80,6 @@ def _connections(family: int) -> Iterator[TCPConnection]:
                     size, what = ATTRIBUTE.unpack_from(answer, place)
                     if what == INFO:
                         resent, heard, arrived = TCP_INFO.unpack_from(answer, place + ATTRIBUTE.size)
-                        yield TCPConnection(socket.ntohl(inode), (host, port), arrived, resent, heard / 1000)
+                        yield TCPConnection(inode, (host, socket.ntohs(port)), arrived, resent, heard / 1000)
                     place += size + 3 & ~3
                 answer = answer[length + 3 & ~3 :]
