@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trained_state import TrainedState
-from tt_cli.peer.trainer import MicroStep
+from tt_cli.peer.trainer import MicroStep, each_until
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event
 from tt_cli.swarm.compression.accumulator import Accumulator
@@ -70,6 +71,27 @@ def test_the_first_micro_batch_is_computed_with_the_states_parameters(run: RunCo
     step(next(stream.batches(2)))
     theirs = shared.state().parameters
     assert all(torch.equal(own, theirs[name]) for name, own in plain.model.named_parameters())
+
+
+def test_a_backup_between_a_step_and_the_next_micro_batch_keeps_no_parameters_from_the_model(run: RunConfig) -> None:
+    """Steps that take a minute would else never reach the device: a backup is due after each."""
+    plain, collaboration = made(run)
+    shared = TrainedState(run, plain.task.new_model(), None)
+    collaboration.state = state = LockedState(shared)  # type: ignore[assignment]
+    step = MicroStep(plain.task, plain.model, CPU, collaboration, shared)  # type: ignore[arg-type]
+    step.renew()
+    for _ in range(2):
+        state.step({name: torch.ones(shape) for name, shape in shared.shapes().items()})
+        with state.use():
+            shared.snapshot()
+        step.renew()
+        theirs = shared.state().parameters
+        assert all(torch.equal(own, theirs[name]) for name, own in plain.model.named_parameters())
+
+
+def test_who_waits_leaves_no_batch_out() -> None:
+    computed = iter([False, False, True, True, False, True])
+    assert list(islice(each_until(lambda: next(computed), iter("abcd")), 6)) == [*"aaabcc"]
 
 
 def test_trying_out_counts_nothing(run: RunConfig, stream: ExampleStream) -> None:

@@ -113,6 +113,7 @@ def train(
             before = time.monotonic()
             with collaboration.state.use():
                 shared.copy_into(model)
+                collaboration.state.fresh = False
             copying += time.monotonic() - before
         device.compute(list(gradients.values()), add=False)
         before, used = time.monotonic(), time.thread_time()

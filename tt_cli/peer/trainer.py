@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -251,6 +251,7 @@ class MicroStep:
         elif self.collaboration.state.fresh:
             with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
+                self.collaboration.state.fresh = False
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
@@ -307,15 +308,17 @@ def _train(
     """Micro-batches, until the run is done, or this peer shall leave or pause."""
     collaboration, lifelines, reported = step.collaboration, Lifelines(step.collaboration.averager), 0.0
     last: int | None = None  # the step to finish with
-    for batch in watchdog.over(stream.batches(batches.together)):
+    computed = False
+    for batch in watchdog.over(each_until(lambda: computed, stream.batches(batches.together))):
         memory_watch.relieve(batches)
-        if (held := orders.hold or collaboration.orders.paused) or not collaboration.ready:
+        held = orders.hold or collaboration.orders.paused
+        if computed := not held and collaboration.ready:
+            batches(batch)
+        else:
             if collaboration.run.optimizer.name == "local":
                 step.renew()  # the next round waits for it
             collaboration.stand_by(0.0 if held else REPORT_SECONDS)
             orders.leave.wait(REPORT_SECONDS if held else 0.0)
-        else:
-            batches(batch)
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
             collaboration.report()
@@ -331,6 +334,14 @@ def _train(
             last = collaboration.epoch + 1
         if orders.leave.is_set() or collaboration.finished or (last is not None and collaboration.epoch >= last):
             return
+
+
+def each_until(computed: Callable[[], bool], batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each again and again until it is computed: who waits leaves no example out."""
+    for batch in batches:
+        yield batch
+        while not computed():
+            yield batch
 
 
 def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:

@@ -94,8 +94,8 @@ class SharedState(Protocol):
 class LockedState:
     """`SharedState` behind a lock. epoch and digest can be read without waiting for a step under way.
 
-    fresh: the state is newer than what `use` last showed. resynced: chunks that had to be taken again because they
-    differed from the others' at the same step.
+    fresh: the state is newer than what the model has; who copies it there says so. resynced: chunks that had to be
+    taken again because they differed from the others' at the same step.
     """
 
     def __init__(self, shared: SharedState):
@@ -120,7 +120,6 @@ class LockedState:
         """A context in which the state does not change."""
         with self._lock:
             yield self._shared
-            self.fresh = False
 
     def tree(self) -> Tree:
         """The hashes of all chunks."""
