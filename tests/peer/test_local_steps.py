@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ import pytest
 import torch
 from optim.settings import normal
 from peer.states import layers, small_run
+from testbed.tiny_words import tiny_words
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tt_cli.checkpoint.checkpoint_files import newest, save
 from tt_cli.optim.schedule import learning_rate
@@ -26,6 +29,8 @@ from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientB
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.swarm.state.bridge import Chunks
+from tt_cli.task import task_of
+from tt_cli.task.task import trained
 
 
 def local_run(**optimizer: Any) -> RunConfig:
@@ -119,6 +124,36 @@ def test_muon_has_the_matrices_between_embedding_and_logits_and_adamw_all_else()
     rest, muon = inner_optimizers(settings, parameters)[0]
     assert muon.param_groups[0]["params"] == [parameters["attention.0.qkv"]]
     assert sum(len(group["params"]) for group in rest.param_groups) == 3
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 1024, "n_positions": 32}
+
+
+@pytest.mark.parametrize(
+    ("model", "edges"),
+    [
+        ({}, {"model.embed_tokens.weight"}),
+        ({"tie_word_embeddings": False}, {"model.embed_tokens.weight", "lm_head.weight"}),
+        (GPT2, {"transformer.wte.weight", "transformer.wpe.weight"}),
+    ],
+)
+def test_nor_has_muon_the_embeddings_and_the_head_of_a_language_model(model: dict[str, Any], edges: set[str]) -> None:
+    config = json.dumps(model) if model is GPT2 else tiny_words(**model).model.config
+    run = tiny_words().replaced({"optimizer": {"name": "local", "inner": "muon"}, "model.config": config})
+    task = task_of(run)
+    parameters = trained(task.new_model())
+    assert run.optimizer.name == "local"
+    optimizers = inner_optimizers(run.optimizer, parameters)[0]
+    muons = {id(p) for p in optimizers[1].param_groups[0]["params"]}
+    stepped = {name for name, p in parameters.items() if id(p) in muons}
+    matrices = {name for name, p in parameters.items() if p.dim() == 2}
+    assert matrices - stepped == edges and stepped
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    moments = [t.nbytes for one in optimizers for state in one.state.values() for t in state.values() if t.numel() > 1]
+    assert {item.what: item.bytes for item in task.need("cpu").items}["inner moments"] == sum(moments)
 
 
 def test_new_moments_warm_up() -> None:
@@ -222,6 +257,55 @@ def test_parameters_that_are_in_doubt_begin_anew_and_count_for_nothing() -> None
     peer.local.give_back(peer.buffer)
     peer.local.renew(peer.state)
     assert not any(tensor.any() for tensor in peer.away().values())
+
+
+class RunsOut(TorchDispatchMode):
+    """Memory that does not suffice for the calls of one operator with these numbers, from 0 on."""
+
+    def __init__(self, operator: str, *numbers: int):
+        super().__init__()
+        self._operator, self._numbers, self._calls = operator, numbers, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] == self._operator:
+            self._calls += 1
+            if self._calls - 1 in self._numbers:
+                raise torch.OutOfMemoryError("out of memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_where_memory_runs_out_in_an_inner_step_no_example_counts_twice(delayed: bool) -> None:
+    """Some of the tensors may have stepped, and the batch comes again in smaller pieces."""
+    peer, calm = Peer(local_run(delayed=delayed)), Peer(local_run(delayed=delayed))
+    peer.micro_batch(1)
+    if delayed:
+        peer.local.hold(peer.buffer)
+    with RunsOut("aten::_fused_adamw_", 1), pytest.raises(torch.OutOfMemoryError):
+        peer.micro_batch(2, 8)
+    assert peer.local.new.samples == 0 and peer.local.held.samples == (4 if delayed else 0)
+    if delayed:  # theta_i begins anew when the round is over, and the round has taken what it held
+        assert not peer.local.ready
+        peer.step()
+        peer.local.release()
+        calm.state.step(DecodedGradients(peer.buffer))
+    for each in (peer, calm):
+        assert each.micro_batch(2, 4) and each.micro_batch(3, 4)
+    assert peer.local.samples == calm.local.samples == 8
+    assert_equal(peer.away(), calm.away())
+
+
+def test_where_memory_runs_out_on_the_way_to_new_parameters_nothing_is_moved_twice() -> None:
+    peer = Peer(local_run(delayed=True))
+    peer.micro_batch(1)
+    peer.local.hold(peer.buffer)
+    peer.micro_batch(2)
+    peer.step()
+    peer.local.release()
+    with RunsOut("aten::sub_", 2), pytest.raises(torch.OutOfMemoryError):
+        peer.local.renew(peer.state)
+    peer.local.renew(peer.state)
+    assert peer.local.samples == 0 and not any(tensor.any() for tensor in peer.away().values())
 
 
 def test_an_order_to_go_back_drops_all_and_nothing_is_made_before_it_is_followed() -> None:

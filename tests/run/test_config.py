@@ -95,8 +95,8 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("modle.dim", 64, "modle: no such key; did you mean 'model'?"),
         ("model.reversible", 1, "model.reversible = 1: must be true or false"),
         ("model.dim", 66, "model.dim = 66: must be a multiple of 4 when shift_tokens = true"),
-        ("model.dim_head", 4, "model.dim_head = 4: must be even, and at least 6, when rotary = true"),
-        ("model.dim_head", 9, "model.dim_head = 9: must be even, and at least 6, when rotary = true"),
+        ("model.dim_head", 4, "model.dim_head = 4: must be even, and at least 6 when rotary = true"),
+        ("model.dim_head", 9, "model.dim_head = 9: must be even, and at least 6 when rotary = true"),
         ("model.conv_kernel", 4, "model.conv_kernel = 4: must be odd, for the window has a centre"),
         ("model.attention_types", [], "model.attention_types = []: must have at least 1 entry"),
         (
@@ -156,6 +156,11 @@ def test_what_is_wrong_is_one_line(small: RunConfig, key: str, value: Any, said:
         RunConfig._checked(content, "configs/x.toml")
     assert str(error.value).startswith(f"configs/x.toml: {said}")
     assert "\n" not in str(error.value)
+
+
+def test_a_heads_channels_go_in_pairs_without_rotary_embeddings_too(small: RunConfig) -> None:
+    with pytest.raises(UsageError, match="model.dim_head = 7: must be even"):
+        small.replaced({"model.rotary": False, "model.dim_head": 7})
 
 
 def test_missing_keys_are_named_and_counted() -> None:

@@ -14,7 +14,8 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -29,7 +30,7 @@ from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
-from tt_cli.task.task import trained
+from tt_cli.task.task import is_muons, trained
 
 KEPT = 0.95  # of what a message left out, after each round: it was computed from ever older parameters
 
@@ -76,22 +77,41 @@ class LocalSteps(Accumulator):
             if self._holding or not (state.fresh or self._behind):
                 return
             with state.use():
-                if not self._behind:  # these parameters are in doubt, and so is all that came of them
-                    self.new, self._waiting, self._optimizers, self._kept = FigureSums(), FigureSums(), [], None
-                    self._left.clear()
-                    self._at_hold.clear()
-                    self._clear()
-                for name, theta in self._shared.state().parameters.items():
-                    own = self._parameters[name].detach()
-                    if (held := self._at_hold.get(name)) is None:
-                        own.copy_(theta)
-                    else:
-                        own.sub_(held.to(own.device)).add_(theta.to(own.device))
-                for name, way in () if self._kept is None else DecodedGradients(self._kept).items():
-                    own = self._parameters[name].detach()
-                    own.sub_(way.to(own.device))
-                self._base, self._kept = self._shared.digest, None
+                if not self._behind:
+                    self._doubt()
+                with self._whole():
+                    self._go_on()
+                self._base, self._kept, state.fresh = self._shared.digest, None, False
                 self._at_hold.clear()
+
+    def _go_on(self) -> None:
+        for name, theta in self._shared.state().parameters.items():
+            own = self._parameters[name].detach()
+            if (held := self._at_hold.get(name)) is None:
+                own.copy_(theta)
+            else:
+                own.sub_(held.to(own.device)).add_(theta.to(own.device))
+        for name, way in () if self._kept is None else DecodedGradients(self._kept).items():
+            own = self._parameters[name].detach()
+            own.sub_(way.to(own.device))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A context that changes theta_i; where it fails midway, as memory does, nothing of that counts."""
+        try:
+            yield
+        except Exception:
+            self._doubt()
+            raise
+
+    def _doubt(self) -> None:
+        """Drop all that came of theta_i but what a round has: it begins anew from theta."""
+        self.new, self._waiting, self._optimizers, self._base = FigureSums(), FigureSums(), [], ""
+        if not self._holding:
+            self._kept = None
+        self._left.clear()
+        self._at_hold.clear()
+        self._clear()
 
     @property
     def _behind(self) -> bool:
@@ -110,7 +130,8 @@ class LocalSteps(Accumulator):
         self._waiting.merge(figures)
         stays = self._behind or (self._holding and not self._settings.delayed)
         if self._waiting.samples >= self._settings.inner_batch and not stays:
-            self._step()
+            with self._whole():
+                self._step()
 
     def _step(self) -> None:
         """One inner step with the mean of what waits."""
@@ -152,9 +173,8 @@ class LocalSteps(Accumulator):
             try:
                 self._encode(local)
             except ValueError:
-                self.held, self._base = FigureSums(), ""
-                self._left.clear()
-                self._at_hold.clear()
+                self.held = FigureSums()
+                self._doubt()
                 self._encode(local)
                 raise
             finally:
@@ -215,8 +235,7 @@ def inner_optimizers(
     Muon (Jordan et al. 2024) steps the matrices between embedding and logits, as far as AdamW does (arXiv:2502.16982).
     """
     make, value, reason = adamw(next(iter(parameters.values())).device)
-    between = {name for name, p in parameters.items() if p.dim() == 2 and not name.startswith(("embedding", "logits"))}
-    muon = between if settings.inner == "muon" else set()
+    muon = {name for name, p in parameters.items() if settings.inner == "muon" and is_muons(name, p.dim())}
     rest = [(name, p) for name, p in parameters.items() if name not in muon]
     groups = [
         {"params": [p for name, p in rest if name.endswith("bias") == bias], "weight_decay": decay}

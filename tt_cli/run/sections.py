@@ -122,8 +122,8 @@ class ModelPart(Section):
     def _fits(self) -> Self:
         if self.shift_tokens and self.dim % 4:
             raise ValueError(f"dim = {self.dim}: must be a multiple of 4 when shift_tokens = true")
-        if self.rotary and (self.dim_head < 6 or self.dim_head % 2):
-            raise ValueError(f"dim_head = {self.dim_head}: must be even, and at least 6, when rotary = true")
+        if self.dim_head % 2 or (self.rotary and self.dim_head < 6):
+            raise ValueError(f"dim_head = {self.dim_head}: must be even, and at least 6 when rotary = true")
         types, groups = self.attention_types, self.shared_layer_groups
         for layer in range(groups, self.depth - 1):
             if types[layer % len(types)] != types[(layer % groups) % len(types)]:

@@ -5,6 +5,7 @@ A kind of run is a `RunConfig` with tables of its own, and a `Task`; docs/add-a-
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,11 @@ Beat = Callable[[str], None]
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → parameter of those that are trained, in the model's order: they alone are shared."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def is_muons(name: str, dimensions: int) -> bool:
+    """True for a matrix between embedding and logits: those that Muon steps, where the run file asks for it."""
+    return dimensions == 2 and not re.search(r"embed|logits|lm_head|\bw[tp]e\b", name)
 
 
 def narrow(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
