@@ -199,3 +199,36 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 141
+
+
+@pytest.mark.parametrize("words", ["--version", "calc --list", "explain clock", "calc --help"])
+def test_output_that_cannot_be_written_is_one_line(words: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tt_cli.cli.main", *words.split()]
+        answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "tt: cannot write the output: No space left on device; free some space\n"
+    assert (answer.returncode, answer.stderr) == (1, said)
+
+
+def test_an_error_that_is_not_the_outputs_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tt_cli.auth import account
+
+    def fail() -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(account, "logout", fail)
+    with pytest.raises(PermissionError):
+        entry.main(["logout"])
+
+
+def test_letters_that_the_encoding_lacks_are_no_error() -> None:
+    command = [sys.executable, "-m", "tt_cli.cli.main", "calc", "gpt2", "--gpu", "t4"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    answer = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
+    assert (answer.returncode, answer.stderr) == (0, "") and "??????" in answer.stdout
+
+
+def test_output_that_nobody_wants_is_no_error() -> None:
+    command = [sys.executable, "-m", "tt_cli.cli.main", "--version"]
+    answer = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")

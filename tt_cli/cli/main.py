@@ -8,6 +8,7 @@ Notable:
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from tt_cli import __version__
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, disk_remedy
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 BROKEN_PIPE = 141  # … and by a reader that went away
@@ -93,8 +94,10 @@ class LazyGroup(TyperGroup):
         words = [word for word in words[:flags_end] if word != "--debug"] + words[flags_end:]
         self._main_shell_completion({}, "tt")
         try:
+            if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+                sys.stdout.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is no error
             code = self._run(["--help"] if words[:1] in ([], ["help"]) else words)
-            sys.stdout.flush()
+            print(end="", flush=True)
         except (TTError, typer.TyperException) as error:
             if debug:
                 raise
@@ -108,10 +111,14 @@ class LazyGroup(TyperGroup):
             if debug:
                 raise
             code = INTERRUPTED
-        except BrokenPipeError:
-            # Python flushes standard output once more at exit, which must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            if debug or not _output_fails():
+                raise
             code = BROKEN_PIPE
+            if not isinstance(error, BrokenPipeError):
+                remedy = disk_remedy(error, "write it elsewhere")
+                print(f"tt: cannot write the output: {error.strerror}; {remedy}", file=sys.stderr)
+                code = TTError.exit_code
         except SystemExit as end:
             if not isinstance(end.__context__, BrokenPipeError):  # what Rich makes of one
                 raise
@@ -125,6 +132,16 @@ class LazyGroup(TyperGroup):
         except typer.Exit as end:
             return end.exit_code
         return 0
+
+
+def _output_fails() -> bool:
+    """Tell whether standard output takes no more. It goes nowhere then: Python flushes it once more at exit."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 app = typer.Typer(
