@@ -54,6 +54,7 @@ def test_a_wrong_run_file(command: str, old: str, new: str, said: str, here: Tt,
     [
         (["join", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
         (["aux-peer", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
+        (["doctor", "--peer", "nonsense"], "--peer: which run's? Give RUN too"),
         (["monitor", "emoji", "--peer", "/ip4/1.2.3.4/tcp/80"], "--peer /ip4/1.2.3.4/tcp/80: is no multiaddr"),
         (["join", "emoji", "--host", "nonsense"], '--host: "nonsense": must be an IPv4 address'),
         (["aux-peer", "emoji", "--announce", "nonsense"], '--announce: "nonsense": must look like /ip4/'),

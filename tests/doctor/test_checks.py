@@ -150,6 +150,13 @@ def test_the_first_bad_gpu_does_not_hide_the_good_ones() -> None:
     assert (found["driver"], found["hidden"]) == ("580.1", "")
 
 
+def test_a_device_that_is_not_there_fails_without_a_run_too() -> None:
+    (check,) = checks.memory(torch_probe.main("nonsense", ""))
+    expected = ("device", "fail", "--device nonsense: no such device", "give cpu, cuda, cuda:N, mps or xpu")
+    assert check == Check(*expected)  # type: ignore[arg-type]
+    assert not list(checks.memory(torch_probe.main("cpu", "")))
+
+
 def test_a_run_that_does_not_fit_fails_with_what_would_make_it_fit() -> None:
     (check,) = checks.memory({"refusal": "it needs 40 GiB of RAM, and 8.0 GiB are free: close other programs"})
     assert check == Check("memory", "fail", "it needs 40 GiB of RAM, and 8.0 GiB are free", "close other programs")

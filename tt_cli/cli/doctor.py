@@ -50,6 +50,8 @@ def doctor(
     from tt_cli.run import load_run
     from tt_cli.run.initial_peers import initial_peers
 
+    if peer and not run:
+        raise UsageError("--peer: which run's? Give RUN too")
     config = load_run(run) if run else None
     names = {run or "", config.run.name, config.identity} if config is not None else set()
     mine = read_settings({"peer": peer, "device": device}, names, settings_file())

@@ -173,10 +173,10 @@ def compiler(program: str | None, headers: str) -> Check:
 
 
 def memory(found: dict[str, Any]) -> Iterator[Check]:
-    """The memory that the run takes, and whether it fits."""
+    """The memory that the run takes, and whether it fits; or the device that is not there."""
     if found.get("refusal"):
         words, _, fix = found["refusal"].rpartition(": ")
-        yield Check("memory", "fail", words, fix)
+        yield Check("device" if words.startswith("--device ") else "memory", "fail", words, fix)
     elif found.get("needs"):
         yield Check("memory", "pass", found["needs"])
 

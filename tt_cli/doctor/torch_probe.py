@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def main(wanted: str | None, run_file: str, hardware: Hardware | None = None) -> dict[str, Any]:
-    """gpus: each with its fault, "" where it works. hidden: why none is seen. Of a run: needs, refusal, state_bytes."""
+    """gpus: each with its fault, "" where it works. hidden: why none is seen. refusal: of the device that is wanted, or
+    of the run. Of a run: needs, state_bytes."""
     import torch
 
-    from tt_cli.peer.device import Hardware, choose_device
+    from tt_cli.peer.device import Hardware, choose_device, named_device
     from tt_cli.swarm.compression.codec import codec_of, self_test
 
     hardware = hardware or Hardware()
@@ -37,7 +38,12 @@ def main(wanted: str | None, run_file: str, hardware: Hardware | None = None) ->
         found["driver"] = "" if hardware.hip_version else hardware.driver()
     except RuntimeError as error:
         found["gpu_error"] = first_line(error)
-    if not run_file:
+    try:
+        if wanted:
+            named_device(wanted, hardware)
+    except TTError as error:
+        found["refusal"] = str(error)
+    if not run_file or "refusal" in found:
         return found
     from tt_cli.memory import shown
     from tt_cli.peer.memory_budget import check_host, check_room

@@ -159,7 +159,7 @@ def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Har
 
     Raises UsageError for a device that is not there, or that does not work.
     """
-    named = _named(wanted, hardware) if wanted else None
+    named = named_device(wanted, hardware) if wanted else None
     skipped = ""
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
         (autocast, precision), name = hardware.precision(device), hardware.name(device)
@@ -203,7 +203,8 @@ def _product_rate(dim: int, dtype: torch.dtype) -> float:
     return 2 * 512 * dim * 8 * dim / fastest
 
 
-def _named(wanted: str, hardware: Hardware) -> torch.device:
+def named_device(wanted: str, hardware: Hardware) -> torch.device:
+    """The device of --device. Raises UsageError where there is none."""
     match = re.fullmatch(r"cpu|mps|(cuda|xpu)(?::([0-9]+))?", wanted)
     if match is None:
         raise UsageError(f"--device {wanted}: no such device: give cpu, cuda, cuda:N, mps or xpu")
