@@ -99,6 +99,7 @@ def test_the_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -
         (["gpt2-lrage"], "did you mean 'gpt2-large'?"),
         (["emojy"], "did you mean 'emoji'?"),
         (["gpt2", "--gpu", "8XB"], "no amount of memory"),
+        (["gpt2", "--gpu", "8"], "(without a unit it is bytes): write it like 8GB"),
         (["gpt2", "--gpu", "rtx309"], "did you mean 'rtx3090'?"),
         (["gpt2", "--gpu", "8GB", "--cpu", "4GB"], "--gpu and --cpu"),
         (["gpt2", "--micro-batch", "0"], "--micro-batch 0"),

@@ -19,14 +19,15 @@ _UNITS = {
 def parse_size(text: str) -> int:
     """Bytes in "8GB" (10^9), "8GiB" or "8G" (2^30), "512 MB", "1.5gb" or a bare number of bytes.
 
-    Raises UsageError for anything else, and for less than a byte.
+    Raises UsageError for anything else, and for less than a MiB: who writes 8 means 8GB.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", text, re.ASCII)
     if match is None or (unit := _UNITS.get(match[2].lower())) is None:
         raise UsageError(f"{text!r} is no amount of memory: write it like 8GB, 7.5GiB or 800MB")
     size = float(match[1]) * unit
-    if not 1 <= size < 2**63:
-        raise UsageError(f"{text!r} is no amount of memory that a machine can have: write it like 8GB")
+    if not 2**20 <= size < 2**63:
+        hint = "" if match[2] else " (without a unit it is bytes)"
+        raise UsageError(f"{text!r} is no amount of memory that a machine can have{hint}: write it like 8GB")
     return int(size)
 
 
