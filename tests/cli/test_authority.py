@@ -19,6 +19,7 @@ from tt_cli.run import RunConfig, folders, load_run
 
 pytestmark = pytest.mark.slow
 
+PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 NO_KEY = "ed25519:" + "A" * 43
 
 
@@ -46,11 +47,11 @@ def test_from_the_first_key_to_a_change_of_keys(
     assert "has its key already" in one_line(here("authority", "init", file), 2)
 
     assert ok(here("authority", "ban", file, "Mallory", "--reason", "poison")).startswith("Banned user Mallory.")
-    assert ok(here("authority", "ban", file, "--peer", "QmPeer")).startswith("Banned peer QmPeer.")
+    assert ok(here("authority", "ban", file, "--peer", PEER)).startswith(f"Banned peer {PEER}.")
     bans = [json.loads(line) for line in ok(here("authority", "bans", file, "--json")).splitlines()]
     assert [(one["kind"], one["name"], one["reason"]) for one in bans] == [
         ("user", "mallory", "poison"),
-        ("peer", "QmPeer", ""),
+        ("peer", PEER, ""),
     ]
     assert ok(here("authority", "unban", file, "mallory")) == "User mallory may join again.\n"
     assert ok(here("authority", "members", file)) == "None.\n"
@@ -75,7 +76,7 @@ def test_from_the_first_key_to_a_change_of_keys(
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     monkeypatch.setenv("TT_HOME", str(tmp_path / "elsewhere"))
     assert ok(here("authority", "restore", file, str(backup))).startswith("Restored as of ")
-    assert "QmPeer" in ok(here("authority", "bans", file))
+    assert PEER in ok(here("authority", "bans", file))
     assert here("authority", "restore", file, str(backup)).returncode == 2
 
 
@@ -126,17 +127,34 @@ def test_joining_a_closed_run_without_a_login_is_one_line(here: Tt, tmp_path: Pa
         )
 
 
+def test_a_ban_that_nobody_would_hear_of_is_refused(here: Tt, file: str, tmp_path: Path) -> None:
+    """In a wrong TT_HOME: no second authority is made for a run that names its own, and another one is not taken."""
+    closed = member_file(closed_run(), tmp_path / "closed.toml", "http://127.0.0.1:9")
+    for action in ("init",), ("serve",), ("bans",), ("ban", "mallory"):
+        said = one_line(here("authority", action[0], closed, *action[1:]), 2)
+        assert "there is no authority in" in said and "set TT_HOME to the folder `home` that `tt init` made" in said
+    assert not list(tmp_path.rglob("authority.json"))
+    ok(here("authority", "init", file))
+    assert "has another key than the run file" in one_line(here("authority", "ban", closed, "mallory"), 2)
+    assert ok(here("authority", "bans", file)) == "None.\n"
+
+
+@pytest.mark.parametrize("name", ["abc123", "Wjhx5N", "12D3KooWabc", PEER[:-1], "mallory"])
+def test_what_is_no_whole_peer_id_is_not_banned(here: Tt, file: str, name: str) -> None:
+    ok(here("authority", "init", file))
+    said = one_line(here("authority", "ban", file, "--peer", name), 2)
+    assert said == f"tt: '{name}' is no peer's whole id: `tt authority members RUN` lists them\n"
+    assert ok(here("authority", "bans", file)) == "None.\n"
+
+
 def test_an_authority_beside_an_aux_peer_is_the_run_files(here: Tt, file: str, tmp_path: Path) -> None:
     closed = member_file(closed_run(), tmp_path / "closed.toml", "http://127.0.0.1:9")
     for wrong, words in (
         (file, "the run file names none; `tt authority init"),
-        (closed, "there is none on this machine: make one with `tt authority init"),
+        (closed, "there is no authority in"),
     ):
         answer = here("aux-peer", wrong, "--authority", "--port", "0", "--plain")
         assert words in one_line(answer, 2)
     ok(here("authority", "init", file))
     answer = here("aux-peer", closed, "--authority", "--port", "0", "--plain")
-    assert "this machine's authority has another key than the run file" in one_line(answer, 2)
-
-
-PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    assert "has another key than the run file: set TT_HOME" in one_line(answer, 2)

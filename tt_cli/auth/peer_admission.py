@@ -16,7 +16,6 @@ from tt_cli.auth.eligibility import UNGUARDED, current_user, require_member
 from tt_cli.auth.identities import free_identity
 from tt_cli.auth.pass_renewer import Addresses, Admitted, OnThisHost, PassRenewer
 from tt_cli.errors import UsageError
-from tt_cli.identity.passes import authority_keys, public_text
 from tt_cli.run import RunConfig, folders
 
 OBSERVER = "observer"
@@ -75,8 +74,5 @@ def admission(
 
 def is_here(run: RunConfig) -> bool:
     """Tell whether the authority that the run file names is the one in this machine's folder."""
-    folder, line = AuthorityFolder(run), run.membership.authority_key
-    if line is None or not folder.exists:
-        return False
-    named = {public_text(key) for key, _ in authority_keys(line)}
-    return any(key.text in named for key in folder.settings().keys)
+    folder = AuthorityFolder(run)
+    return folder.exists and folder.named

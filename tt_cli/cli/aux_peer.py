@@ -252,14 +252,7 @@ def _assistant(
 def _check_authority(config: RunConfig, name: str) -> None:
     """Before anything is started: this machine's authority is the one that the run file names."""
     from tt_cli.auth.authority.authority_folder import AuthorityFolder
-    from tt_cli.auth.peer_admission import is_here
 
     if config.membership.authority_key is None:
         raise UsageError(f"--authority: the run file names none; `tt authority init {name}` prints what it needs")
-    if not AuthorityFolder(config).exists:
-        raise UsageError(f"--authority: there is none on this machine: make one with `tt authority init {name}`")
-    if not is_here(config):
-        raise UsageError(
-            "--authority: this machine's authority has another key than the run file; `tt authority restore` puts a "
-            "backup in place"
-        )
+    AuthorityFolder(config).checked()

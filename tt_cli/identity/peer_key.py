@@ -20,6 +20,7 @@ from tt_cli.errors import TTError, os_errors
 KEY_BITS = 2048  # as hivemind's
 MAX_PUBLIC_KEY = 1024  # bytes of DER: more than an RSA key of 4096 bits has
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+PEER_ID = "Qm[1-9A-HJ-NP-Za-km-z]{44}"  # a pattern of what `peer_id` makes
 _PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
 
 

@@ -17,11 +17,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError, os_errors
-from tt_cli.identity.passes import public_text
+from tt_cli.identity.passes import authority_keys, public_text
 from tt_cli.run import RunConfig, folders
 
 FILE = "authority.json"
 SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: passes live an hour
+MAKE = "make one with `tt authority init`"
+BACK = "set TT_HOME to the folder `home` that `tt init` made, or put a backup in place with `tt authority restore`"
 EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
 
 
@@ -78,6 +80,7 @@ class AuthorityFolder:
     def __init__(self, run: RunConfig):
         self.path = folders.run_folder(run) / "authority"
         self.file = self.path / FILE
+        self._line = run.membership.authority_key
 
     @property
     def exists(self) -> bool:
@@ -89,10 +92,28 @@ class AuthorityFolder:
         try:
             return AuthoritySettings.model_validate_json(self.file.read_bytes())
         except FileNotFoundError:
-            raise UsageError(f"there is no authority in {self.path}: make one with `tt authority init`") from None
+            raise self.missing() from None
         except (OSError, ValueError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise TTError(f"{self.file} cannot be read ({reason}): restore it with `tt authority restore`") from None
+
+    def checked(self) -> AuthoritySettings:
+        """The same of the authority that the run file names. Raises UsageError where it names another one, TTError."""
+        settings = self.settings()
+        if self._line is not None and not self.named:
+            raise UsageError(f"the authority in {self.path} has another key than the run file: {BACK}")
+        return settings
+
+    @property
+    def named(self) -> bool:
+        """Tell whether the run file names one of the keys that are here."""
+        named = {public_text(key) for key, _ in authority_keys(self._line)} if self._line else set()
+        return any(key.text in named for key in self.settings().keys)
+
+    def missing(self) -> UsageError:
+        """The error where there is no authority. A second one is no help to a run that names its own."""
+        where = f"there is no authority in {self.path}"
+        return UsageError(f"{where}, and the run file names one: {BACK}" if self._line else f"{where}: {MAKE}")
 
     def write(self, settings: AuthoritySettings) -> None:
         """Replace the file. Raises TTError."""

@@ -50,10 +50,13 @@ def open_store(folder: AuthorityFolder) -> MemberStore:
 
 
 def found(run: RunConfig, database: str = "") -> AuthorityFolder:
-    """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one."""
+    """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one,
+    here or in the run file."""
     folder = AuthorityFolder(run)
     if folder.exists:
         raise UsageError(f"{folder.file} exists: this run's authority has its key already")
+    if run.membership.authority_key is not None:
+        raise folder.missing()
     if database:
         MemberStore(database).close()  # a wrong URL is said before anything is made
     folder.write(AuthoritySettings(database=database, keys=(SigningKey(),)))

@@ -11,6 +11,7 @@ from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySet
 from tt_cli.auth.authority.authority_server import open_store
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import UsageError
+from tt_cli.identity.peer_key import PEER_ID
 from tt_cli.run import RunConfig
 
 WHO = "organiser"
@@ -26,14 +27,16 @@ class Organiser:
     @classmethod
     @contextmanager
     def at_work(cls, run: RunConfig) -> Iterator[Organiser]:
-        """Raises UsageError where there is no authority, TTError when its database is lost."""
+        """Raises UsageError where none is here, or another than the run file's, TTError when its database is lost."""
         folder = AuthorityFolder(run)
-        folder.settings()
+        folder.checked()
         with closing(open_store(folder)) as store:
             yield cls(folder, store)
 
     def ban(self, kind: str, name: str, reason: str) -> None:
         """Ban a "user" (in all their peers) or a "peer". Raises UsageError for what cannot be a name."""
+        if kind == "peer" and not re.fullmatch(PEER_ID, name):
+            raise UsageError(f"'{name[:60]}' is no peer's whole id: `tt authority members RUN` lists them")
         if not re.fullmatch(r"[\w.-]{1,128}", name):
             raise UsageError(f"'{name[:60]}' is no {kind}'s name")
         if len(self.store.bans()) >= MOST_BANS:
