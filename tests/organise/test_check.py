@@ -87,6 +87,20 @@ def test_peers_are_dialled() -> None:
     assert found("emoji", peers=(silent,))["swarm"].verdict == "fail"
 
 
+def test_a_folder_is_looked_over_before_its_aux_peer_runs(tmp_path: Path) -> None:
+    given = {"address": "127.0.0.1", "port": "9", "size": "tiny", "authority": "http://127.0.0.1:9"}
+    made = make(answered("mine", {**given, "organisation": "acme"}, lambda _, default: default), tmp_path / "mine")
+    file = str(made.folder / "run.toml")
+    checks = found(file)
+    for name in ("swarm", "authority"):
+        assert checks[name].verdict == "warning"
+        assert checks[name].fix.startswith("nothing, if it is not started yet, for its keys are in this folder; else ")
+    assert found(file, peers=(made.address,))["swarm"].verdict == "fail", "one that is named should be there"
+    (made.folder / "home").rename(tmp_path / "home")
+    checks = found(file)
+    assert (checks["swarm"].verdict, checks["authority"].verdict) == ("fail", "fail")
+
+
 def test_keys_are_those_of_the_run_file(tmp_path: Path) -> None:
     given = {"address": "203.0.113.7", "size": "tiny"}
     made = make(answered("mine", given, lambda question, default: default), tmp_path / "mine")

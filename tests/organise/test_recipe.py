@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.organise import recipe as room
 from tt_cli.organise.questions import RunAnswers, answered
 from tt_cli.organise.recipe import make, next_steps
+from tt_cli.organise.server_files import OWNER
 from tt_cli.run import folders, load_run
 
+ROOT = Path(__file__).parents[2]
 CLOSED = {
     "organisation": "acme",
     "authority": "https://passes.example.org",
@@ -96,6 +100,19 @@ def test_the_container_is_nobody_elses(tmp_path: Path) -> None:
     owner = os.getuid() or room.CONTAINER_USER
     assert settings["TT_UID"] == str(owner) and len(settings["POSTGRES_PASSWORD"]) >= 30
     assert {path.stat().st_uid for path in (tmp_path / "mine" / "home").rglob("*")} == {owner}
+
+
+def test_a_copied_folder_s_container_is_its_new_owner_s(tmp_path: Path) -> None:
+    folder = make(answers(), tmp_path / "mine").folder
+    head = (folder / "compose.yaml").read_text()
+    assert f"#   {OWNER}\n" in head and OWNER in (ROOT / "docs" / "organise.md").read_text()
+    assert any(OWNER in step for step in next_steps(folder, ""))
+    before = (folder / ".env").read_text()
+    there = (folder / "home").stat()
+    (folder / ".env").write_text(re.sub(r"(TT_.ID)=\d+", r"\1=12345", before))
+    subprocess.run(["sh", "-c", OWNER], cwd=folder, check=True)
+    assert (folder / ".env").read_text() == before
+    assert f"TT_UID={there.st_uid}\nTT_GID={there.st_gid}\n" in before
 
 
 def test_the_next_steps_are_commands_of_this_run(tmp_path: Path) -> None:

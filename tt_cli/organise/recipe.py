@@ -25,7 +25,7 @@ from tt_cli.organise import averaging
 from tt_cli.organise.model_sizes import Takes, takes
 from tt_cli.organise.questions import BUILTIN_DATA, RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
-from tt_cli.organise.server_files import ServerFacts, rendered
+from tt_cli.organise.server_files import OWNER, ServerFacts, rendered
 from tt_cli.run import RunConfig, folders, load_run
 from tt_cli.run.model_card import card
 from tt_cli.run.run_source import RUN_FILE
@@ -132,7 +132,7 @@ def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig,
         run = run.replaced({"peers.initial": [address]})
     user, group = _give_away(folder / HOME)
     settings = (
-        f"# Who owns {HOME}/: `id -u` and `id -g`. On a server where it was copied to, those of who copied it.\n"
+        f"# Who owns {HOME}/. On a server where it was copied to, the line in the head of compose.yaml sets both.\n"
         f"TT_UID={user}\nTT_GID={group}\nPOSTGRES_PASSWORD={secrets.token_urlsafe(24)}\n"
     )
     atomic_write(folder / SECRETS, settings, mode=PRIVATE)
@@ -197,7 +197,11 @@ def next_steps(folder: Path, published: str, check: str = "") -> list[str]:
         check or f"tt check {folder / RUN_FILE}",
         f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
         f"TT_HOME={folder / HOME} tt aux-peer {folder / RUN_FILE} {flags.removeprefix('--plain ')}",
-        "  or there: docker compose up -d; or as a service: tt-*.service (see docs/organise.md)",
+        "  or there, with containers:",
+        "    docker build -t tt PATH_OF_TT_SOURCE",
+        f"    {OWNER}",
+        "    docker compose up -d",
+        "  or as a service: tt-*.service (see docs/organise.md)",
     ]
     if run.membership.authority:
         steps.append(f"have {run.membership.authority} lead to port 8470: nginx.conf or Caddyfile")

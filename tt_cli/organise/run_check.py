@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +48,7 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
         yield Check("run file", "fail", str(error), "correct it, or name another")
         return
     yield Check("run file", "pass", f"every field is as it must be; its identity is {run.identity}")
-    if (home := Path(name).parent / HOME / "runs").is_dir():
+    if ours := (home := Path(name).parent / HOME / "runs").is_dir():
         yield keys(run, home)
     task, batch = task_of(run), None
     readable: bool | None = True
@@ -66,9 +67,10 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
     if fits:
         yield lines(run, members)
     if run.peers.initial or peers:
-        yield reachable(list(peers) or run.peers.initial, name)
+        check = reachable(list(peers) or run.peers.initial, name)
+        yield _not_yet(check) if ours and not peers and check.verdict == "fail" else check
     if run.membership.authority is not None:
-        yield authority(run)
+        yield authority(run, ours)
     elif run.membership.kind == "organisation":
         yield Check("authority", "warning", UNGUARDED, "`tt init` with --authority makes one with its keys")
     if step and batch is not None and fits is not None:
@@ -123,15 +125,22 @@ def lines(run: RunConfig, members: Members) -> Check:
     return Check("lines", "pass", words)
 
 
-def authority(run: RunConfig) -> Check:
-    """Ask it for a notice, which the key in the run file must have signed."""
+def _not_yet(silent: Check) -> Check:
+    """A warning: the keys of who is silent are in this folder, which is looked over before it goes to the server."""
+    fix = f"nothing, if it is not started yet, for its keys are in this folder; else {silent.fix}"
+    return replace(silent, verdict="warning", fix=fix)
+
+
+def authority(run: RunConfig, ours: bool = False) -> Check:
+    """Ask it for a notice, which the key in the run file must have signed. ours: its keys are in this folder."""
     try:
         with closing(AuthorityConnection(run)) as connection:
             signed = connection.notice(-1, ANSWER_SECONDS) or ""
         notice = read_notice(signed, run.membership.authority_key or "", run.identity, time.time())
     except AuthorityUnreachable as error:
         fix = "start it (`tt aux-peer RUN --authority`), and look at the proxy before it"
-        return Check("authority", "fail", str(error), fix)
+        silent = Check("authority", "fail", str(error), fix)
+        return _not_yet(silent) if ours else silent
     except (TTError, InvalidPass) as error:
         fix = "check the address; its key is that of the folder from which it is served"
         return Check("authority", "fail", f"{run.membership.authority} does not say what it should: {error}", fix)

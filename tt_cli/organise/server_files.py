@@ -15,6 +15,8 @@ from tt_cli.run import RunConfig
 
 TEMPLATES = Path(__file__).parent / "templates"
 NOT_KNOWN = "tt.example.org"
+# Says in .env who owns home/ on this machine, where the folder may have been copied to.
+OWNER = 'sed -i "s/^TT_UID=.*/TT_UID=$(stat -c %u home)/; s/^TT_GID=.*/TT_GID=$(stat -c %g home)/" .env'
 _PLACE = re.compile(r"@\{(\w+)\}")
 
 
@@ -58,6 +60,7 @@ def rendered(facts: ServerFacts) -> dict[str, str]:
     inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
     values = {
         "name": facts.name,
+        "owner": OWNER,
         "package": facts.package,
         "port": str(facts.port),
         "assistant_port": str(facts.port + 1),
