@@ -22,7 +22,6 @@ from tt_cli.run import RunConfig, folders
 
 FILE = "authority.json"
 SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: passes live an hour
-MAKE = "make one with `tt authority init`"
 BACK = "set TT_HOME to the folder `home` that `tt init` made, or put a backup in place with `tt authority restore`"
 EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
 
@@ -112,8 +111,9 @@ class AuthorityFolder:
 
     def missing(self) -> UsageError:
         """The error where there is no authority. A second one is no help to a run that names its own."""
-        where = f"there is no authority in {self.path}"
-        return UsageError(f"{where}, and the run file names one: {BACK}" if self._line else f"{where}: {MAKE}")
+        if self._line is None:
+            return UsageError(f"there is no authority in {self.path}: make one with `tt authority init`")
+        return UsageError(f"there is no authority in {self.path}, and the run file names one: {BACK}")
 
     def write(self, settings: AuthoritySettings) -> None:
         """Replace the file. Raises TTError."""

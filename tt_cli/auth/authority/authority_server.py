@@ -50,8 +50,10 @@ def open_store(folder: AuthorityFolder) -> MemberStore:
 
 
 def found(run: RunConfig, database: str = "") -> AuthorityFolder:
-    """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one,
-    here or in the run file."""
+    """Make a run's authority: its folder, its first key, its database.
+
+    Raises UsageError where there is one, or where the run file names one.
+    """
     folder = AuthorityFolder(run)
     if folder.exists:
         raise UsageError(f"{folder.file} exists: this run's authority has its key already")
