@@ -6,7 +6,7 @@
 # A trainer on a GPU (NVIDIA's container toolkit on the host):
 #
 #   docker build -t tt-cuda --build-arg TORCH=cuda .
-#   docker run --gpus all --shm-size 2g -v tt:/data --entrypoint tt tt-cuda join emoji --plain
+#   docker run --gpus all --no-healthcheck --shm-size 2g -v tt:/data --entrypoint tt tt-cuda join emoji --plain --peer /ip4/…
 FROM python:3.11-slim AS build
 # cpu: PyTorch's CPU wheels, some 200 MB; cuda: those of PyPI with NVIDIA's libraries, several GB.
 ARG TORCH=cpu

@@ -71,7 +71,7 @@ def test_every_command_has_help_with_examples_and_imports_nothing_heavy_for_it()
 
 def test_a_help_loses_no_brackets_and_no_line_of_its_examples() -> None:
     shown = CliRunner().invoke(entry.app, ["join", "--help"], env={"COLUMNS": "200"}).stdout
-    for line in ("   [join]", '   hours = "mon-fri 22:00-07:00,sat-sun"', " tt join emoji"):
+    for line in ("   [join]", '   hours = "mon-fri 22:00-07:00,sat-sun"', " tt join emoji --new-swarm"):
         assert any(found.rstrip() == line for found in shown.splitlines()), line
     assert "tensorboard[:DIR], wandb[:PROJECT]" in shown
     shown = CliRunner().invoke(entry.app, ["infer", "--help"], env={"COLUMNS": "200"}).stdout

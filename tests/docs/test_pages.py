@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -76,3 +77,38 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("name", ["join", "infer"])
+@pytest.mark.parametrize(
+    ("source", "package"),
+    [
+        ("https://e.org/tt.git", "tt-cli[EXTRAS] @ git+https://e.org/tt.git"),
+        ("git+https://e.org/tt.git", "tt-cli[EXTRAS] @ git+https://e.org/tt.git"),
+        (str(ROOT), f"{ROOT}[EXTRAS]"),
+        ("", ""),
+    ],
+)
+def test_a_notebook_installs_tt_from_its_source(
+    name: str, source: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = nbformat.read(ROOT / "docs" / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    commands: list[list[str]] = []
+    monkeypatch.setenv("TT_NOTEBOOK_SOURCE", source)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    names: dict[str, object] = {}
+    exec(cells[1].source, names)
+    if not source:
+        with pytest.raises(SystemExit, match="^tt is not installed here, nor on PyPI: set SOURCE to "):
+            exec(cells[2].source, names)
+        assert not commands
+        return
+    exec(cells[2].source, names)
+    assert commands[0][-1] == package.replace("EXTRAS", "lm,numba" if name == "join" else "numba")
+
+
+def test_no_page_installs_the_program_of_this_name_on_pypi() -> None:
+    """pip takes an installed distribution's extras; in a fresh environment it would fetch somebody else's tt-cli."""
+    for page in (*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb"), *(ROOT / "configs").rglob("*.service")):
+        assert not re.search(r"pip install [^`\n]*tt-cli", page.read_text(encoding="utf-8")), page.name

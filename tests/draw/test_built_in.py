@@ -57,7 +57,7 @@ def test_built_in_weights_are_for_runs_of_the_same_model_and_data(changes: dict[
 def test_what_comes_with_tt_was_trained_to_the_end_and_draws_what_it_was_asked_for() -> None:
     source = find_checkpoint(EMOJI, None)
     assert source.step == EMOJI.schedule.total_steps
-    assert source.reason.startswith("built in; a checkpoint of your own takes its place: `tt join emoji`")
+    assert source.reason.startswith("built in; a checkpoint of your own takes its place: `tt join emoji --new-swarm`")
     examples = subset_examples(EMOJI)[::141]
     settings = DrawingSettings(samples=1, sampling=Sampling(top_k=1))
     drawings = draw(load_models(source, "cpu"), [example.caption for example in examples], settings)

@@ -26,7 +26,7 @@ def test_the_examples_are_what_init_writes() -> None:
 
 def test_a_service_names_the_package_that_has_what_the_run_needs() -> None:
     files = rendered(ServerFacts.of(load_run("words"), ""))
-    assert "/pip install 'tt-cli[lm]'\n" in files["tt-words.service"]
+    assert "/pip install '.[lm]'      … in a clone of tt's source\n" in files["tt-words.service"]
 
 
 @pytest.mark.parametrize("facts", [EXAMPLE, ServerFacts("mine", 4000), ServerFacts("mine", 4000, "203.0.113.7")])

@@ -35,5 +35,5 @@ def test_a_card_without_the_marks_stays() -> None:
 
 
 def test_it_names_the_package_that_has_what_the_run_needs() -> None:
-    assert "\npip install tt-cli\n" in card(RUN)
-    assert "\npip install 'tt-cli[lm]'\n" in card(load_run("words"))
+    assert "\npip install .\n" in card(RUN)
+    assert "\npip install '.[lm]'\n" in card(load_run("words"))

@@ -27,12 +27,12 @@ HANDED_ON = ("host", "port", "announce", "client_mode", "device", "batch_size", 
 limit = partial(setting, panel="Limits")
 EXAMPLES = """\
 tt join emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
-tt join emoji
-tt join emoji --name ada
+tt join emoji --new-swarm
 tt join emoji --new-swarm --from-built-in
+tt join org/run --name ada
 tt join org/run --device cuda:1 --hours 23:00-07:00 --max-upload 8
 tt join my-run.toml --client-mode --batch-size 8 --memory 8GB
-tt join emoji --log-to tensorboard:curves
+tt join org/run --log-to tensorboard:curves
 
 From another terminal, or cron: tt status, tt pause, tt resume, tt finish.
 Flags may stand in ~/.config/tt/config.toml (or $XDG_CONFIG_HOME/tt/config.toml); a flag given here counts more:

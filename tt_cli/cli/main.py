@@ -64,8 +64,8 @@ COMMANDS = (
 
 EXAMPLES = """\
 tt demo                       watch a swarm on this machine learn to draw emoji
-tt join emoji                 train with the built-in run
-tt monitor emoji              see who trains, and the loss
+tt join emoji --peer …        train with a swarm, by its organiser's line
+tt monitor emoji --peer …     see who trains, and the loss
 tt infer "a red apple"        draw with the newest checkpoint"""
 
 

@@ -119,7 +119,7 @@ def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
     try:
         return Clip(name, *_load(weights.parent, weights, place, device))
     except ImportError as error:  # another version of what it builds on
-        raise TTError(f"transformers cannot be loaded ({error}): pip install --upgrade 'tt-cli[clip]'") from error
+        raise TTError(f"transformers cannot be loaded ({error}): pip install 'tt-cli[clip]'") from error
 
 
 def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -> tuple[Any, Any]:

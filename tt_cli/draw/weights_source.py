@@ -143,14 +143,15 @@ def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> We
     folder = folders.checkpoints(run)
     if checkpoint := newest(folder, run.identity, on_message):
         return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
-    advice = f"a checkpoint of your own takes its place: `tt join {run.run.name}`, or --peer for the swarm's"
+    train = f"`tt join {run.run.name}{'' if run.peers.initial else ' --new-swarm'}`"
+    advice = f"a checkpoint of your own takes its place: {train}, or --peer for the swarm's"
     if source := _built_in(run, advice):
         return source
     peer = next(iter(run.peers.initial), "MULTIADDR")
     raise TTError(
         f"there is no checkpoint of run {run.identity} on this machine: take it from its swarm with --peer {peer}, "
         "name a file, a folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` "
-        f"or `tt join {run.run.name}`"
+        f"or {train}"
     )
 
 

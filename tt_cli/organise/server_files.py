@@ -24,7 +24,7 @@ _PLACE = re.compile(r"@\{(\w+)\}")
 class ServerFacts:
     """Facts that differ from run to run. address: IP or host name of the server. authority: its URL. Both may be "".
 
-    package: what pip installs for the run.
+    package: what pip installs for the run, in a clone of tt's source.
     """
 
     name: str

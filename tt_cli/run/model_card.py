@@ -31,7 +31,7 @@ def card(run: RunConfig, published: Mapping[int, float | None] | None = None, by
     if run.data.source == "hub" and not run.data.name.startswith("/"):
         lines += ["datasets:", f"- {json.dumps(run.data.name)}"]
     lines += ["---", "", f"# {run.run.name}", "", run.run.description, ""]
-    lines += ["## Join", "", "With a GPU at home, or with patience and a CPU:", ""]
+    lines += ["## Join", "", "With a GPU at home, or with patience and a CPU, in a clone of tt's source:", ""]
     login = ["tt login"] if _closed(run) else []
     lines += ["```", f"pip install {run.package}", *login, f"tt join {name}", "```", ""]
     if _closed(run):

@@ -28,12 +28,12 @@ class RunConfig(sections.Section):
     """Everything that says what a run is. Frozen; two equal run files give equal objects.
 
     A subclass is a kind of run: its `kind`, where its task is ("module:Class", see tt_cli.task), the package that has
-    what it needs, as pip takes it, prompts for its samples, and tables of its own.
+    what it needs, as pip takes it in a clone of tt's source, prompts for its samples, and tables of its own.
     """
 
     kind: ClassVar[str]
     task_class: ClassVar[str]
-    package: ClassVar[str] = "tt-cli"
+    package: ClassVar[str] = "."
     prompts: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[dict[str, type[RunConfig]]] = {}
 
@@ -209,7 +209,7 @@ class CausalLmRun(RunConfig):
 
     kind = "causal_lm"
     task_class = "tt_cli.task.causal_lm_task:CausalLmTask"
-    package = "'tt-cli[lm]'"
+    package = "'.[lm]'"
     prompts = ("Once upon a time", "It is", "She said that", "The first thing to know is")
 
     task: text_parts.CausalLmPart
