@@ -224,6 +224,28 @@ def test_what_the_organiser_took_back_leaves_the_hub(writer: HubStandin, tmp_pat
     assert "step-00000014.safetensors" in writer.files("acme/run")
 
 
+def test_an_order_is_followed_once_by_whoever_publishes(
+    writer: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that led ended before it had followed, and comes back when another one has and the run went on."""
+    old = {f"step-{step:08d}.safetensors": "of before the order" for step in (11, 15)}
+    writer.put("model", "acme/run", {"run.toml": RUN.to_toml(), **old})
+    for machine, newest in (("second", 15), ("first", 16), ("third", 17)):
+        monkeypatch.setenv("TT_HOME", str(tmp_path / machine))
+        store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
+        for era in (0, 1):
+            for step in range(10 + 2 * era, newest + 1):
+                store.record_step(MadeStep(step, era, 1.0, 2.5, 1, 1.0), [], 100)
+            store.go_back(11, 1)
+        made = saved(newest)
+        with Publishing(writer, tmp_path, every=0.0) as publisher:
+            publisher.until(f"step {newest} (")
+        steps = {name for name in writer.files("acme/run") if "step" in name}
+        assert steps == {f"step-{step:08d}.safetensors" for step in (11, *range(15, newest + 1))}
+        assert ["at step 11" in line for line in publisher.told].count(True) == (machine == "second")
+        assert writer.files("acme/run")[made.name] == made.read_bytes(), "no longer the bytes of before the order"
+
+
 def test_another_one_that_leads_publishes_unless_it_does_not(writer: HubStandin, tmp_path: Path) -> None:
     lease = LeaseFile(folders.run_folder(RUN))
     lease.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Checkpoints onto the Hub: the newest of a run's folder, with run file and card, in one commit each.
 
 Notable:
-- the repository says what has been published: a publisher that was killed goes on from there, and two of them beside
-  each other do not publish twice;
+- the repository says what has been published, and in a file which order to go back it has followed: a publisher that
+  was killed goes on from there, another one that takes over too, and two beside each other do not publish twice;
 - what is being sent is held by a hard link, for the folder may have dropped it by then; tried again it is the same
   file, and what the Hub has of it is not sent again;
 - of several auxiliary peers the leader publishes (lease.py); the others do when it does not;
@@ -11,9 +11,11 @@ Notable:
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +36,7 @@ from tt_cli.run.run_source import RUN_FILE, run_repository
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders
 
+ORDER = "published.order"  # in the repository: the number of the newest order to go back that it has followed
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 ANSWER_SECONDS = 120.0  # for one of the Hub's answers: it looks at a large file before it gives one
 LONGEST_WAIT = 1800.0
@@ -81,7 +84,9 @@ class Publisher:
         self._action = f"cannot publish in {self._name}"
         self._folder = folders.checkpoints(run)
         self._sending = folders.run_folder(run) / "publishing"
-        self._order_file = folders.run_folder(run) / "published.order"
+        self._followed = 0  # the newest order that the repository was seen to have followed
+        with suppress(OSError, ValueError):  # written by tt 0.1.0
+            self._followed = int((folders.run_folder(run) / ORDER).read_text(encoding="ascii")[:20])
         self._lease = LeaseFile(folders.run_folder(run))
         self._reader = HistoryReader(database)
         self._history_error = ""
@@ -165,10 +170,9 @@ class Publisher:
 
     def _plan(self, there: frozenset[int]) -> PublishingPlan | None:
         """The commit that is due, None where none is."""
-        order = self._new_order()
-        gone = frozenset(step for step in there if order is not None and step >= order[1])
-        if order is not None and not gone:
-            self._order_done(order[0])
+        order = self._history(lambda _: self._reader.taken_back())
+        first = order[1] if order is not None and order[0] > self._followed else math.inf
+        gone = frozenset(step for step in there if step >= first)
         newest, local = max(there - gone, default=-1), max(self._local(), default=-1)
         due = not there or local >= self._run.schedule.total_steps or time.monotonic() >= self._due_at
         checkpoint = self._candidate(newest) if local > newest and due else None
@@ -213,19 +217,6 @@ class Publisher:
         with os_errors(f"cannot read the folder {self._folder}"):
             return _steps(os.listdir(self._folder))
 
-    def _new_order(self) -> tuple[int, int] | None:
-        """The organiser's order to go back that this repository has not followed: (number, first step taken back)."""
-        order = self._history(lambda _: self._reader.taken_back())
-        try:
-            done = int(self._order_file.read_text(encoding="ascii")[:20])
-        except (OSError, ValueError):
-            done = 0
-        return order if order is not None and order[0] > done else None
-
-    def _order_done(self, number: int) -> None:
-        with os_errors(f"cannot write {self._order_file}", "free some space"):
-            self._order_file.write_text(f"{number}\n", encoding="ascii")
-
     # ---------------------------------------------------------------- the repository
 
     def _look_into(self) -> Repository:
@@ -234,6 +225,9 @@ class Publisher:
         # Members read what belongs to their organisation; in anybody else's account, private would lock them out.
         inside = membership.kind == "organisation" and self._name.partition("/")[0] == membership.organisation
         repository = run_repository(self._name, self._run, self._action, private=inside or None)
+        if ORDER in repository.files:
+            with suppress(ValueError):
+                self._followed = max(self._followed, int(read_text(repository, ORDER, self._action)[:20]))
         steps = _steps(repository.files)
         if steps and steps != self._there and repository.changed is not None:
             age = min(max(0.0, time.time() - repository.changed), self._opts.every)
@@ -259,6 +253,9 @@ class Publisher:
             kept.add(head.step)
             self._heartbeat(f"sending step {head.step} to {self._name}")
         kept -= outdated(sorted(kept, reverse=True), KEPT, spread=True)
+        followed = max(self._followed, plan.order[0] if plan.order else 0)
+        if followed:
+            added[ORDER] = f"{followed}\n".encode()
         if RUN_FILE not in repository.files:
             added[RUN_FILE] = self._run.to_toml().encode()
         if (text := self._card(repository, kept)) is not None:
@@ -270,8 +267,8 @@ class Publisher:
         action = f"cannot publish {title[0].lower()}{title[1:]} in {self._name}"
         made = commit(repository, operations, title, action, ANSWER_SECONDS)
         self._there, self._due_at = frozenset(kept), time.monotonic() + self._opts.every
-        if plan.order is not None:
-            self._order_done(plan.order[0])
+        self._followed = followed
+        if plan.gone:
             self._emit(Log(f"in {self._name} too, the run is back at step {back_at}"))
         if plan.checkpoint is not None:
             self._published(held, head, made.oid)
@@ -337,7 +334,10 @@ class Publisher:
 
 
 class PublishingPlan(NamedTuple):
-    """One commit. checkpoint: what is to be added. gone: steps taken back by `order` (number, first step of them)."""
+    """One commit. checkpoint: what is to be added. gone: steps to be taken back.
+
+    order: the newest to go back, (number, first step taken back).
+    """
 
     checkpoint: tuple[Path, Head] | None
     gone: frozenset[int]
