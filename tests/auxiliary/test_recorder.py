@@ -6,12 +6,13 @@ import math
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from history.test_store import add_steps
-from swarm.made import record
+from swarm.made import SteppedClock, record
 from told import Told
 
 from tt_cli.auxiliary import recorder as room
@@ -39,8 +40,10 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr(room, "AGAIN_SECONDS", 0.05)
     made: list[RunRecorder] = []
 
-    def open_one(told: Told | None = None, folder: Path = tmp_path) -> RunRecorder:
-        made.append(RunRecorder(RUN, database_url(folder), told or Told()))
+    def open_one(
+        told: Told | None = None, folder: Path = tmp_path, clock: Callable[[], float] = time.time
+    ) -> RunRecorder:
+        made.append(RunRecorder(RUN, database_url(folder), told or Told(), clock))
         return made[-1]
 
     yield open_one
@@ -212,6 +215,56 @@ def test_steps_that_the_organiser_took_back_are_no_part_of_the_history(opened: O
     again = opened()
     assert [(step, loss) for step, loss, _ in again.history().steps] == [(1, 2.5), (2, 2.5), (3, 9.0)]
     assert again.history() == recorder.history()
+
+
+def looks(recorder: RunRecorder, clock: SteppedClock, step: int, seconds: int, **changes: object) -> None:
+    """One look a second at a voter who is at this step."""
+    for _ in range(seconds):
+        clock.now += 1.0
+        recorder.record(view(step, **{"vote": True, **changes}))
+
+
+@pytest.mark.parametrize("vote", [False, True])
+def test_a_lie_while_nobody_else_was_there_does_not_end_the_history(vote: bool, opened: Open, tmp_path: Path) -> None:
+    clock, told = SteppedClock(), Told()
+    recorder = opened(clock=clock)
+    for step in range(1, 4):
+        looks(recorder, clock, step, 60)
+    looks(recorder, clock, RUN.schedule.total_steps, 30, peer_id="liar", vote=vote)
+    assert recorder.step == RUN.schedule.total_steps
+    recorder.close()
+    recorder = opened(told, clock=clock)
+    for step in range(4, 12):
+        looks(recorder, clock, step, 60)
+    told.wait("voters are at step 9: later steps that were recorded do not count")
+    recorder.close()
+    assert [row[0] for row in HistoryReader(database_url(tmp_path)).steps_after(0)] == [1, 2, 3, 9, 10, 11]
+    assert opened().history() == recorder.history()
+
+
+def test_steps_of_which_the_voters_are_only_not_seen_stay_or_come_back(opened: Open, tmp_path: Path) -> None:
+    """Looks that are late, a swarm in two halves, one that votes alone at night, for less long than they took."""
+    clock = SteppedClock()
+    recorder = opened(clock=clock)
+    for step in range(1, 12):
+        looks(recorder, clock, step, 60)
+    seconds = 7 * 60  # from step 4 to step 11
+    looks(recorder, clock, 3, seconds - 1)
+    looks(recorder, clock, 11, 1)
+    looks(recorder, clock, 3, seconds)
+    looks(recorder, clock, 9, 3600)  # they may just be making the others' steps
+    looks(recorder, clock, 3, 3600, vote=False)
+    clock.now += 3600.0
+    recorder.record(SwarmState.of([]))
+    assert recorder.step == 11
+    looks(recorder, clock, 3, 10)
+    assert recorder.step == 3
+    looks(recorder, clock, 4, 1, loss=9.0)
+    looks(recorder, clock, 13, 1)
+    recorder.close()
+    told = [(row[0], row[2]) for row in HistoryReader(database_url(tmp_path)).steps_after(0)]
+    assert told == [(step, 9.0 if step == 4 else 2.5) for step in (*range(1, 12), 13)]
+    assert opened().history() == recorder.history()
 
 
 KILLED = """

@@ -82,6 +82,17 @@ def the_story(url: str) -> None:
     store.go_back(1, 7)  # told once more, as after a kill in between
     assert [row[:2] for row in store.losses()] == [(1, 2.5), (2, 1.0)]
     assert reader.era() == "7" and reader.totals()["samples"] == 70
+    for _ in range(2):
+        store.record_step(made(4), [], 100)  # of the era before
+        store.record_step(made(5, era=7), [], 100)
+        for _ in range(2):
+            store.doubt(2)
+            assert [row[:2] for row in store.losses()] == [(1, 2.5), (2, 1.0)]
+    doubted = reader.era()
+    store.record_step(made(6, era=7), [], 100)  # what follows on them
+    assert [row[0] for row in store.losses()] == [1, 2, 5, 6] and reader.era() != doubted != "7"
+    assert reader.taken_back() == (7, 2), "no order of the organiser's"
+    store.doubt(2)
     store.put("snapshot", '{"a": 1}', 5.0)
     store.put("snapshot", '{"a": 2}', 6.0)
     assert reader.newest("snapshot") == ('{"a": 2}', 6.0) and reader.newest("model") is None

@@ -4,7 +4,10 @@ Notable:
 - a thread of its own writes; a database that is locked, full or out of reach never stops the coordinator: what is due
   stays in memory, within bounds, and is written when it is back;
 - the history for the DHT is in memory, read once at the start;
-- of the peers' records only the newest is kept until it is written, for their totals only grow.
+- of the peers' records only the newest is kept until it is written, for their totals only grow;
+- while nobody votes one record is believed, and may lie: steps beyond those that voters agree on do not count any more
+  when they have agreed, look by look, for as long as those steps took, and for SETTLED_SECONDS at least; they count
+  again when a later one follows on them.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.history.writer import HistoryWriter, MadeStep
 from tt_cli.run import RunConfig
-from tt_cli.swarm.records.consensus import SwarmState
+from tt_cli.swarm.records.consensus import FAR_AHEAD, SwarmState, voters_among
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 HISTORY_STEPS = 256
 ACTIVITY_SECONDS = 30.0
 TIDY_SECONDS = 3600.0
 AGAIN_SECONDS = 5.0
+SETTLED_SECONDS = 300.0
+LOOK_SECONDS = 5.0  # for which one look stands at most
 MOST_DUE = 20_000  # writes that wait for the database
 ORDER_SECONDS = 12.0  # for an organiser's order to be written: as long as SQLite waits for a lock, and a moment
 CLOSE_SECONDS = 5.0
@@ -39,17 +44,22 @@ Write = Callable[[HistoryWriter, list[PeerRecord], int], None]
 class RunRecorder:
     """Records one run into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
+    clock: Unix time.
     Raises OtherDatabase, for a database that is not this run's. All methods but `put` are for one thread.
     """
 
-    def __init__(self, run: RunConfig, url: str, tell: Callable[[str, str], None]):
-        self._run, self._url, self._tell = run, url, tell
+    def __init__(
+        self, run: RunConfig, url: str, tell: Callable[[str, str], None], clock: Callable[[], float] = time.time
+    ):
+        self._run, self._url, self._tell, self._clock = run, url, tell, clock
         self._lock = threading.Lock()
         self._due: deque[tuple[Kind, Write]] = deque(maxlen=MOST_DUE)
         self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
         self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
         self._seen: dict[tuple[str, str], PeerRecord] = {}
         self._steps: list[tuple[int, float, float]] = []
+        self._doubted: list[tuple[int, float, float]] = []
+        self._behind, self._looked_at = 0.0, self._clock()  # for how long voters agreed on earlier steps
         self._news, self._leaving = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None  # made later: a process that is forked here must not inherit it
         self._down = ""
@@ -70,17 +80,19 @@ class RunRecorder:
 
     def record(self, view: SwarmState) -> bool:
         """Record one look at the swarm. True when it shows a new step whose loss is known."""
-        now, trainers = time.time(), [record for record in view.records if record.role == "trainer"]
+        now, trainers = self._clock(), [record for record in view.records if record.role == "trainer"]
         with self._lock:
             self._seen |= {(record.peer_id, record.user): record for record in view.records}
         at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None]
         speed, target = view.samples_per_second(), self._run.swarm.target_batch_size
+        self._doubt(view, now)
         new = view.epoch > self.step and bool(at_step)
         if new:
             weights = [max(record.samples_per_second, 1e-9) for record in at_step]
             loss = sum(w * (r.loss or 0.0) for w, r in zip(weights, at_step, strict=True)) / sum(weights)
             made = MadeStep(view.epoch, at_step[0].era, now, loss, len(at_step), speed, _round_of(at_step))
             with self._lock:
+                self._steps += [row for row in self._doubted if self.step < row[0] < view.epoch]
                 self._steps.append((view.epoch, loss, now))
             self._write("step", lambda store, seen, steps: store.record_step(made, seen, target * steps))
         if now >= self._recorded_at + ACTIVITY_SECONDS:
@@ -91,6 +103,21 @@ class RunRecorder:
             self._tidied_at = now
             self._write("other", lambda store, seen, steps: store.tidy(now))
         return new
+
+    def _doubt(self, view: SwarmState, now: float) -> None:
+        """Have steps beyond the voters' count no more when that is due."""
+        passed, self._looked_at = max(0.0, min(now - self._looked_at, LOOK_SECONDS)), now
+        if view.epoch >= self.step:
+            self._behind = 0.0
+        elif view.epoch + FAR_AHEAD < self.step and view.digest and voters_among(view.records, view.absent):
+            self._behind += passed
+            beyond = [row for row in self._steps if row[0] > view.epoch]
+            if self._behind > max(SETTLED_SECONDS, beyond[-1][2] - beyond[0][2]):
+                self._tell(f"voters are at step {view.epoch}: later steps that were recorded do not count", "warning")
+                with self._lock:
+                    self._doubted = beyond + [row for row in self._doubted if row[0] > self.step]
+                    self._steps = self._steps[: -len(beyond)]
+                self._write("other", lambda store, seen, steps: store.doubt(view.epoch))
 
     def put(self, key: str, content: Any) -> None:
         """The newest of something that changes, as JSON: see Store.put."""
@@ -113,7 +140,7 @@ class RunRecorder:
             raise TTError(f"cannot record an order: {self._down or 'the database of the history is busy'}")
         self._order = None  # the same may come again, after a process that ended in between
         with self._lock:
-            self._steps = [known for known in self._steps if known[0] <= step]
+            self._steps, self._doubted = [known for known in self._steps if known[0] <= step], []
 
     def history(self) -> HistoryRecord:
         """The recorded steps, thinned evenly to at most 256; the last one is always among them."""

@@ -1,7 +1,7 @@
 """Tables of what an auxiliary peer remembers of its run. Times are Unix seconds, compute times are seconds.
 
 A step that an organiser's order took back stays in its row, with the order's number in `undone`; of what is still part
-of the run `undone` is 0. Text of peers is cut to the columns' lengths before it is written.
+of the run `undone` is 0, of what is doubted −1. Text of peers is cut to the columns' lengths before it is written.
 """
 
 from __future__ import annotations

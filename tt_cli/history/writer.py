@@ -49,6 +49,7 @@ FULL_ACTIVITY_SECONDS = 14 * 86400.0  # after which one of COARSE_SECONDS is kep
 COARSE_SECONDS = 600
 MOST_PEERS = 50_000
 GAP_SECONDS = 600.0  # between two signs of progress of a peer that has been computing all along
+DOUBTED = -1  # in `undone`: of steps beyond those that the voters show
 STEPS_OF_SAMPLES = 2  # steps' worth of samples that one peer may be credited with for one step
 
 
@@ -157,7 +158,8 @@ class HistoryWriter:
     def record_step(self, made: MadeStep, seen: Sequence[PeerRecord], target: int) -> None:
         """A step that was made, and what its peers gave since they were last seen. target: samples of a step.
 
-        A step that the database has already, also from another recorder, stays as it is.
+        A step that the database has already, also from another recorder, stays as it is. What was doubted of steps
+        before it is part of the run again, in the same era.
         """
         with self._database.transaction() as connection:
             earlier = select(func.max(steps.c.step)).where(steps.c.undone == 0, steps.c.step < made.step)
@@ -172,6 +174,10 @@ class HistoryWriter:
             if connection.execute(inserted).first() is not None and made.words:
                 words = sane(made.words, 200)
                 connection.execute(self._insert(rounds).values(step=made.step, time=made.time, words=words))
+            between = and_(steps.c.undone == DOUBTED, steps.c.step > (newest or 0), steps.c.step < made.step)
+            again = update(steps).where(between, steps.c.era == made.era).values(undone=0)
+            if connection.execute(again).rowcount:
+                self._put(connection, about, key="went back", value=str(time.time()))
 
     def record_activity(
         self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[PeerRecord], target: int
@@ -197,6 +203,15 @@ class HistoryWriter:
                 connection.execute(delete(checkpoints).where(checkpoints.c.step > step))
                 connection.execute(delete(pictures).where(pictures.c.step > step))
             self._put(connection, about, key="went back", value=str(order))
+
+    def doubt(self, step: int) -> None:
+        """Take what was recorded of later steps out of the run until a still later one is recorded."""
+        with self._database.transaction() as connection:
+            after = and_(steps.c.undone == 0, steps.c.step > step)
+            before = and_(steps.c.undone == DOUBTED, steps.c.step.in_(select(steps.c.step).where(after)))
+            connection.execute(delete(steps).where(before))
+            connection.execute(update(steps).where(after).values(undone=DOUBTED))
+            self._put(connection, about, key="went back", value=str(time.time()))
 
     def _credit(self, connection: Connection, step: int, seen: Sequence[PeerRecord], at: float, most: int) -> None:
         """Add what each peer's total grew by; `most` is the most that one may have for this step."""
