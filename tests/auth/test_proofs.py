@@ -27,6 +27,7 @@ from told import MOST, Told
 
 from tt_cli.auth import pass_renewer as room
 from tt_cli.auth.authority import http_api, issuer, proof_judge
+from tt_cli.auth.authority.http_api import MOST_PROOFS
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
@@ -194,24 +195,45 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
         for body, code in ((b"y" * 100, 401), (b"x" * 101, 401), (bytes(MOST_PROOF + 1), 413), (packed, 403)):
             assert http.post("/v1/proofs", content=body, headers=ticket).status_code == code
         assert http.post("/v1/proofs", content=packed, headers={"TT-Ticket": "A" * 40}).status_code == 401
-        begun, go_on = threading.Event(), threading.Event()
-
-        def slow() -> Iterator[bytes]:
-            yield packed[:1]
-            begun.set()
-            go_on.wait(60)
-            yield packed[1:]
-
-        with ThreadPoolExecutor() as beside:  # while one is read, no other is
-            first = beside.submit(http.post, "/v1/proofs", content=slow(), headers=ticket)
-            assert begun.wait(60)
-            time.sleep(1.0)
-            busy = http.post("/v1/proofs", content=packed, headers=ticket)
-            go_on.set()
-            assert first.result().status_code == 403
-        assert busy.status_code == 429 and busy.headers["Retry-After"] == "10"
         running.authority.store.ban("peer", peer.peer_id, "", 0.0)
         assert announced().status_code == 403
+
+
+def test_a_member_whose_proof_comes_slowly_keeps_no_other_member_out(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, here, go_on = b"x" * 100, threading.Semaphore(0), threading.Event()
+    expects, digest = running.authority.expects, hashlib.sha256(packed).hexdigest()
+
+    def noticed(ticket: str) -> str:
+        here.release()  # it has its place when anything else is looked at
+        return expects(ticket)
+
+    monkeypatch.setattr(running.authority, "expects", noticed)
+
+    def slow() -> Iterator[bytes]:
+        yield packed[:1]
+        go_on.wait(60)
+        yield packed[1:]
+
+    with httpx2.Client(base_url=running.url, trust_env=False, timeout=240) as http, ThreadPoolExecutor() as beside:
+
+        def hand_in(user: str, content: bytes | Iterator[bytes] = packed) -> int:
+            ticket = running.authority._seal("proof", 60.0, proof=digest, peer=signer(0).peer_id, user=user)
+            answer = http.post("/v1/proofs", content=content, headers={"TT-Ticket": ticket})
+            assert (answer.headers.get("Retry-After") == "10") == (answer.status_code == 429)
+            return answer.status_code
+
+        under_way = []
+        for number in range(MOST_PROOFS):
+            assert hand_in("bob") == 403 and here.acquire(timeout=60), "it is judged, and proves nothing"
+            under_way.append(beside.submit(hand_in, f"user {number}", slow()))
+            assert here.acquire(timeout=60)
+            assert hand_in("user 0") == 429 and here.acquire(timeout=60), "one of a user"
+        assert hand_in("bob") == 429, "and so many in memory"
+        go_on.set()
+        assert [one.result() for one in under_way] == [403] * MOST_PROOFS
+        assert hand_in("bob") == 403
 
 
 @contextlib.contextmanager

@@ -32,14 +32,15 @@ from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
-from tt_cli.identity.rate_limit import RateLimit, address_key
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit, address_key
 from tt_cli.supervisor.http_server import malformed, problem, problems
 
 logger = logging.getLogger(__name__)
 
 PROOFS = "/v1/proofs"
 PROOF_SECONDS = 60.0  # for all of a proof
-JUDGING_SECONDS = 10.0  # so long the next proof waits
+JUDGING_SECONDS = 10.0  # after which to ask again where there is no place
+MOST_PROOFS = 4  # at once, each in memory; one of a user
 RETRY_SECONDS = 5
 
 
@@ -69,7 +70,8 @@ class Limits:
 
     asking: RateLimit = field(default_factory=lambda: RateLimit(burst=120, per_second=10.0))  # facts and notice
     proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest
-    proofs: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
+    proofs: Places = field(default_factory=lambda: Places(1, MOST_PROOFS))  # by user
+    judging: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
 def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
@@ -132,12 +134,13 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     )
     async def hand_in(request: Request, tt_ticket: Annotated[requests.Sealed, Header()]) -> Conviction:
         """Hand in the proof; whoever it proves guilty is banned."""
-        authority.expects(tt_ticket)  # before a byte is read
-        if limits.proofs.locked():
-            raise AskedTooOften(JUDGING_SECONDS)
-        async with limits.proofs:
-            body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
-            return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
+        try:
+            with limits.proofs.one(authority.expects(tt_ticket)):  # before a byte is read
+                body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
+                async with limits.judging:
+                    return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
+        except Crowded:
+            raise AskedTooOften(JUDGING_SECONDS) from None
 
     @app.post("/v1/login", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def begin_login(body: requests.LoginRequest) -> LoginInstructions:

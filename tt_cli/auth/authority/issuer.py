@@ -213,9 +213,9 @@ class Authority:
         self._spend(request.nonce)
         return self._seal("proof", TICKET_SECONDS, proof=request.proof, peer=peer_id, user=held.user)
 
-    def expects(self, ticket: str) -> None:
-        """Raises RequestRefused for a ticket that is not one."""
-        self._unseal("proof", ticket)
+    def expects(self, ticket: str) -> str:
+        """The user who may hand a proof in with this ticket. Raises RequestRefused for one that is none."""
+        return str(self._unseal("proof", ticket)[0]["user"])
 
     def convict(self, ticket: str, proof: bytes) -> str:
         """Judge what the ticket's holder hands in: see `judge`."""
