@@ -17,6 +17,7 @@ import pytest
 import schemathesis
 from auth.peers import START, Clock, Peer, closed_run, made_authority
 from auth.running import Running
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from told import MOST
@@ -269,6 +270,38 @@ def test_who_asks_nothing_or_never_to_the_end_is_hung_up_on(authority: Authority
     finally:
         server.stop()
         thread.join()
+
+
+def test_what_a_stranger_sends_is_no_line_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    app = FastAPI()
+
+    @app.get("/bug")
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    server = HttpServer(app, HttpOptions("127.0.0.1", 0, "--port", connections=2))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+
+    def until_answered(status: bytes, asked: bytes) -> None:
+        while True:  # the connection before may count still
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(asked)
+                if connection.recv(12) == b"HTTP/1.1 " + status:
+                    return
+
+    request = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close%s\r\n\r\n"
+    try:
+        until_answered(b"400", b"nonsense\r\n\r\n")
+        until_answered(b"404", request % (b"", b", upgrade\r\nUpgrade: websocket"))
+        with socket.create_connection(("127.0.0.1", server.port)):
+            until_answered(b"503", request % (b"", b""))
+        assert capfd.readouterr().err == ""
+        until_answered(b"500", request % (b"bug", b""))
+    finally:
+        server.stop()
+        thread.join()
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_the_limits_own_memory_is_limited() -> None:

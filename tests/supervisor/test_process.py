@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_a
 from testbed.process_watch import ProcessWatch
 
 from tt_cli.errors import TTError
+from tt_cli.supervisor import worker_process as room
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
 from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
-from tt_cli.supervisor.worker_process import Worker
+from tt_cli.supervisor.worker_process import MOST_LOG, Worker
 
 
 def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> None:
@@ -39,6 +41,34 @@ def test_what_it_prints_goes_into_its_log_which_only_its_owner_reads(tmp_path: P
     worker.wait(WAIT)
     assert worker.log.read_text() == "of the worker before\na library's words\n"
     assert stat.S_IMODE(worker.log.stat().st_mode) == 0o600
+
+
+def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before a worker starts nor while it runs: one old one is kept."""
+    looked, shorten = threading.Semaphore(0), room.shorten
+
+    def told(log: Path) -> None:
+        shorten(log)
+        looked.release()
+
+    monkeypatch.setattr(room, "shorten", told)
+    monkeypatch.setattr(room, "LOG_SECONDS", 0.01)
+    log, old = tmp_path / "log", tmp_path / "log.1"
+    log.write_bytes(b"1" * (MOST_LOG + 1))
+    worker = start_actor("wait", tmp_path)
+    assert old.read_bytes() == b"1" * (MOST_LOG + 1) and log.read_bytes() == b""
+    with log.open("ab", buffering=0) as writer:
+        for number in (MOST_LOG, 2):
+            assert old.read_bytes()[:1] == b"1"
+            writer.write(b"2" * number)
+            while looked.acquire(blocking=False):
+                pass
+            assert looked.acquire(timeout=WAIT) and looked.acquire(timeout=WAIT), "the second began after that"
+        writer.write(b"3")
+    assert log.read_bytes() == b"3" and old.read_bytes() == b"2" * (MOST_LOG + 2)
+    assert stat.S_IMODE(old.stat().st_mode) == stat.S_IMODE(log.stat().st_mode) == 0o600
+    worker.kill()
+    assert worker.wait(WAIT) == -signal.SIGKILL
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

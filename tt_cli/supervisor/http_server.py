@@ -59,7 +59,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=_connections(options),
-                log_level="warning",
+                log_level="error",  # a stranger's request can have a warning written
                 access_log=False,
                 server_header=False,
                 limit_concurrency=options.connections,

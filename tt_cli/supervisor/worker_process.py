@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,16 @@ from tt_cli.supervisor.events import Event, Failure, from_json
 # process, which lives in a session of its own and outlives a killed peer by seconds.
 SHARING = {"HIVEMIND_MEMORY_SHARING_STRATEGY": "file_descriptor"}
 
+MOST_LOG = 1 << 24  # bytes
+LOG_SECONDS = 60.0  # between two looks at it
+
 
 class Worker:
     """One worker process in a process group of its own.
 
     module: its `main` is called, see `run_worker`. options: handed over as JSON (no secrets: other
-    users of the machine can read a command line). log: file that receives what the worker and its libraries print.
-    launch: starts a process, as subprocess.Popen does.
+    users of the machine can read a command line). log: file that receives what the worker and its libraries print; see
+    `shorten`. launch: starts a process, as subprocess.Popen does.
     Start it from the main thread: the kernel ends it when the starting thread ends.
     """
 
@@ -42,6 +46,7 @@ class Worker:
         self.log = log
         reading, writing = os.pipe()
         try:
+            shorten(log)
             with log.open("ab") as output:
                 log.chmod(0o600)
                 self._process = launch(
@@ -63,7 +68,9 @@ class Worker:
         self._told_all = False
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
+        self._gone = threading.Event()
         threading.Thread(target=self._wait, daemon=True).start()
+        threading.Thread(target=self._watch_log, daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -134,7 +141,20 @@ class Worker:
     def _wait(self) -> None:
         """End what a worker leaves behind; that also closes the event pipe, after which nothing comes."""
         self._process.wait()
+        self._gone.set()
         self.kill()
         self._reader.join()
         self._events.put(None)
         self._told_all = True
+
+    def _watch_log(self) -> None:
+        while not self._gone.wait(LOG_SECONDS):
+            with contextlib.suppress(OSError):
+                shorten(self.log)
+
+
+def shorten(log: Path) -> None:
+    """Begin a log of more than MOST_LOG anew, the old one beside it as `.1`; whoever writes to it goes on."""
+    if log.is_file() and log.stat().st_size > MOST_LOG:
+        shutil.copy(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
