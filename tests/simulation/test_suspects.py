@@ -18,13 +18,14 @@ from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import in_virtual_time
 
+from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.supervisor.events import Step
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
 from tt_cli.swarm.allreduce.round_plan import Contribution, FalseGroup, RoundPlan, entry_of, join_in, read_entry
 from tt_cli.swarm.allreduce.votes import liars_among
-from tt_cli.swarm.averager import LAST_ATTEMPT, Averager
+from tt_cli.swarm.averager import JOIN_BYTES, LAST_ATTEMPT, MOST_AVERAGES, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
 
@@ -168,15 +169,17 @@ def test_a_leader_shows_all_members_each_vote_once() -> None:
         leading._data_for_gather = entry_of(b"its own join")
         name = RoundName(averager._run.identity, "0_00", bytes(32))
 
-        def signed(number: int, attempt: int, name: RoundName = name) -> bytes:
-            vote = SignedVote(name, peers[number], attempt, (1,), (bytes(32),))
+        def signed(number: int, attempt: int, name: RoundName = name, average: bytes = bytes(32)) -> bytes:
+            vote = SignedVote(name, peers[number], attempt, (1,), (average,))
             return vote.sign(HashSigner(peers[number]))
 
         newest = [signed(number, 2) for number in range(3)]
+        unlike = [signed(2, 3 + number, average=bytes(31) + bytes([1 + number])) for number in range(8)]
         elsewhere, avoided = signed(1, 9, replace(name, state_key="1_00")), signed(3, 2)
         for number, votes in (
             (1, newest[:2]),
             (2, [signed(0, 1), signed(1, 1), newest[2], elsewhere, avoided, b"no vote"]),
+            (2, unlike),
         ):
             join = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "").sign(
                 HashSigner(peers[number])
@@ -186,7 +189,11 @@ def test_a_leader_shows_all_members_each_vote_once() -> None:
             assert (await anext(averager.rpc_join_group(request, context))).code == averaging_pb2.ACCEPTED
             assert averager._joined[context.remote_id] == entry_of(join)
         own, shown = read_entry(leading.data_for_gather)
-        assert own == b"its own join" and sorted(shown) == sorted(newest)
+        assert own == b"its own join" and sorted(shown) == sorted(newest[:2] + unlike[-MOST_AVERAGES:]), "its own alone"
+        averager._joins = RateLimit(2.0, 0.0)
+        request = averaging_pb2.JoinRequest(gather=entry_of(join, [b"no vote"] * (JOIN_BYTES // 7)), group_key="key")
+        for code in (averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION):
+            assert (await anext(averager.rpc_join_group(request, context))).code == code, "large ones count for more"
 
     with_averager(check)
 

@@ -15,6 +15,7 @@ from testbed.passes import Issuer
 
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce import round_plan
 from tt_cli.swarm.allreduce.messages import NotProven, SignedJoin, open_envelope
 from tt_cli.swarm.allreduce.round_plan import (
     SKEW,
@@ -26,6 +27,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     leader_of,
     member_in,
     read_entry,
+    read_join,
 )
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 
@@ -106,14 +108,23 @@ def test_a_groups_id_follows_from_all_joins_and_from_nothing_else() -> None:
 
 
 def test_a_signature_is_verified_once() -> None:
+    """Whatever votes are beside it, which would take memory with each."""
     entry = entry_of(3)
-    before = join_in.cache_info()
-    for _ in range(5):
-        join_in(entry, PEERS[3], open_envelope)
-    after = join_in.cache_info()
+    before = read_join.cache_info()
+    for votes in range(5):
+        join_in(round_plan.entry_of(read_entry(entry)[0], [b"vote"] * votes), PEERS[3], open_envelope)
+    after = read_join.cache_info()
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 4)
     with pytest.raises(NotProven):
         join_in(entry, PEERS[2], open_envelope)
+
+
+def test_nothing_is_shown_as_a_vote_that_is_larger_than_one() -> None:
+    """Each that was looked at is remembered."""
+    join, _ = read_entry(ENTRIES[0])
+    assert read_entry(round_plan.entry_of(join, [bytes(wire.MAX_VOTE)])) == (join, (bytes(wire.MAX_VOTE),))
+    with pytest.raises(wire.MalformedMessage):
+        read_entry(round_plan.entry_of(join, [bytes(wire.MAX_VOTE + 1)]))
 
 
 MEMBERS = ("a", "b", "c", "d", "e")

@@ -10,14 +10,21 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the nam
 
 import pytest
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, ServicerBase
-from hivemind.proto import runtime_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.conftest import Libp2p
+from swarm.joins import join_of
 from swarm.made import SteppedClock
+from swarm.rounds import NAME, SIGNERS
 from testbed.passes import Issuer, key_file
 
+from tt_cli.identity.passes import MAX_PASS
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
+from tt_cli.swarm.allreduce.messages import SignedVote
+from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
+from tt_cli.swarm.averager import MOST_AVERAGES
+from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame
 from tt_cli.swarm.network import stream_limits
@@ -43,6 +50,13 @@ class Service(ServicerBase):
                 yield runtime_pb2.ExpertInfo(serialized_info=bytes(2**20))
         finally:
             self.gone.set()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        join, votes = read_entry(request.gather)
+        others = [entry_of(join)] * (len(votes) - 1)
+        yield averaging_pb2.MessageFromLeader(gathered=[*others, entry_of(join, MOST_AVERAGES * votes)])
 
     async def rpc_accuse(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
@@ -111,7 +125,10 @@ async def hung_up(reader: asyncio.StreamReader) -> None:
 
 @pytest.mark.parametrize(
     ("method", "size"),
-    [*(("rpc_state_chunks", size) for size in (2**21, 2**40, 2**64 - 1)), ("rpc_fetch_average", 2**16 + 1)],
+    [
+        *(("rpc_state_chunks", size) for size in (2**21, 2**40, 2**64 - 1)),
+        *(("rpc_fetch_average", 2**16 + 1), ("rpc_join_group", 2**21)),
+    ],
 )
 def test_a_larger_declared_size_than_of_a_request_ends_the_stream(method: str, size: int, libp2p: Libp2p) -> None:
     service = Service()
@@ -138,6 +155,23 @@ def test_who_sends_a_request_drop_by_drop_is_hung_up_on(
         writer.write(sent)
         await writer.drain()
         await hung_up(reader)
+
+    served(libp2p, Service(), use)
+
+
+@pytest.mark.parametrize("members", [16, 256])
+def test_who_is_locked_shows_the_votes_of_a_large_group_and_is_told_those_of_all(members: int, libp2p: Libp2p) -> None:
+    cut = tuple(range(2**16 - 1, 2**16 - 1 - min(members, MAX_REDUCERS), -1))
+    vote = SignedVote(NAME, SIGNERS[0].peer_id, 1, cut, (bytes(32),)).sign(SIGNERS[0])
+    joining = entry_of(join_of(pass_text="x" * MAX_PASS).sign(SIGNERS[0]), [vote] * members)
+
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened("rpc_join_group")
+        await P2P.send_protobuf(averaging_pb2.JoinRequest(gather=joining), writer)
+        await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
+        group, _ = await asyncio.wait_for(P2P.receive_protobuf(averaging_pb2.MessageFromLeader, reader), LONG)
+        assert group is not None and len(group.gathered) == members
+        assert sum(len(read_entry(entry)[1]) for entry in group.gathered) == MOST_AVERAGES * members
 
     served(libp2p, Service(), use)
 

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -85,6 +86,8 @@ MAX_WEIGHT_IN_TARGETS = 4
 PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
+JOIN_BYTES = 2**15  # that count as one more: each vote in them is a signature to look at
+MOST_AVERAGES = 4  # for which a leader hands out votes of one voter, the newest: who signs more crowds nobody else out
 LAST_ATTEMPT = 2**32 - 1  # that a message has room for
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
@@ -308,7 +311,7 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """Take members into a group as hivemind does, nobody else, and not who spoiled a round into the next one."""
         try:
-            self._joins.charge(str(context.remote_id))
+            self._joins.charge(str(context.remote_id), 1 + len(request.gather) / JOIN_BYTES)
             join = member_in(request.gather, context.remote_id, self._membership, self.signer.opened)
         except (Crowded, NotAdmitted, ValueError) as error:
             logger.info(f"{context.remote_id} was not taken into the group: {error}")
@@ -343,12 +346,13 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         own, shown = read_entry(leading.data_for_gather)
         most = 2 * max(len(self._plan.members), len(self._plan.voices))  # of a group, some have left since
-        newest = dict[tuple[str, bytes], tuple[int, bytes]]()
-        for envelope, vote in self._read_votes(SignedVote, shown + votes[:most], self._plan.state_key).items():
-            if vote.voter == str(self.peer_id) or self._plan.takes(vote.voter):
-                key, said = (vote.voter, vote.average), (vote.attempt, envelope)
-                newest[key] = max(said, newest.get(key, said))
-        leading._data_for_gather = entry_of(own, [envelope for _, envelope in newest.values()])
+        newest = defaultdict[str, dict[bytes, bytes]](dict)  # voter → average → vote
+        read = self._read_votes(SignedVote, shown + votes[:most], self._plan.state_key)
+        for envelope, vote in sorted(read.items(), key=lambda one: (one[1].attempt, one[0]), reverse=True):
+            known, taken = newest[vote.voter], vote.voter == str(self.peer_id) or self._plan.takes(vote.voter)
+            if taken and len(known) < MOST_AVERAGES:
+                known.setdefault(vote.average, envelope)
+        leading._data_for_gather = entry_of(own, [vote for known in newest.values() for vote in known.values()])
         request.gather = entry_of(join)
 
     def _read_votes(self, kind: type[SignedVote], votes: Iterable[bytes], state_key: str) -> dict[bytes, SignedVote]:

@@ -234,10 +234,13 @@ def read_entry(gathered: bytes) -> tuple[bytes, tuple[bytes, ...]]:
     return wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2])
 
 
-@functools.lru_cache(maxsize=2 * MAX_MEMBERS)  # a leader is asked ten times a second, and all look at all joins
+# a leader is asked ten times a second, and all look at all joins; the votes beside them are not remembered here
+read_join = functools.lru_cache(maxsize=2 * MAX_MEMBERS)(SignedJoin.read)
+
+
 def join_in(gathered: bytes, peer: PeerID, opened: Opened) -> SignedJoin:
     """The join that this member signed for a group. Raises ValueError for anything else."""
-    signer, join = SignedJoin.read(read_entry(gathered)[0], opened)
+    signer, join = read_join(read_entry(gathered)[0], opened)
     if signer != str(peer):
         raise NotProven("it was signed by somebody else")
     return join

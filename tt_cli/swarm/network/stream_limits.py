@@ -23,7 +23,7 @@ from tt_cli.swarm.membership.pass_guard import PassGuard
 
 MAX_REQUEST = 2**20 + 2**12  # of one message of a stream that others open; a part is half of that
 SMALLER = {
-    "rpc_join_group": 2**13,
+    "rpc_join_group": MAX_REQUEST,  # who is locked shows a vote, a kilobyte, of each member
     "rpc_fetch_average": 2**16,
     "rpc_download_state": 2**10,
     "rpc_audit": 2**10,
