@@ -426,7 +426,7 @@ def two_voiced(entropy: random.Random) -> Lie:
             return message
         place, owner, links = wire.RENEWAL.read(message)
         protocol, key = node.dht.dht_node.protocol, DHTID.from_bytes(place)
-        (subkey, kept), *_ = [one for one in protocol.read[key].items() if tag_of(one[0]) == owner] or [(owner, None)]
+        (subkey, kept), *_ = [one for one in protocol.known(key).items() if tag_of(one[0]) == owner] or [(owner, None)]
         if kept is None:
             return message
         whole, record = protocol._whole(key, subkey, kept.value[0]), protocol.opened(key, subkey, kept.value)

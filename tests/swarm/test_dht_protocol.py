@@ -21,6 +21,7 @@ from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.records import dht_protocol, dht_search
 from tt_cli.swarm.records.dht_protocol import node_id_of
 from tt_cli.swarm.records.dht_search import NO_CACHES
+from tt_cli.swarm.records.record_chain import Link
 
 HERE = ["/ip4/127.0.0.1/tcp/0"]
 
@@ -291,6 +292,13 @@ class Marked(RecordValidatorBase):  # type: ignore[misc]
         return MSGPackSerializer.loads(record.value) != "false"
 
 
+class Nothing(RecordValidatorBase):  # type: ignore[misc]
+    """Lets nothing pass."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("owner", [b"\x91\x01", b"\xc1", b""], ids=["a list", "no message", "nothing"])
 def test_of_what_a_node_answers_only_records_count(owner: bytes) -> None:
     async def test() -> None:
@@ -302,6 +310,21 @@ def test_of_what_a_node_answers_only_records_count(owner: bytes) -> None:
             assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
             liar.records = False, (false, (owner, ((until, 0.0, packed("true")),)))
             assert await values(nodes.nodes[0], key, latest=True) == {"ann": "true"}
+
+    run(test())
+
+
+def test_nothing_is_remembered_of_keys_that_others_ask_for() -> None:
+    async def test() -> None:
+        async with started(2, record_validator=Nothing()) as nodes:
+            one, other = nodes.nodes
+            until = get_dht_time() + 60.0
+            chain = Link(until, 0.0, b"x"), Link(until + 1.0, until, b"y")
+            for number in range(4):
+                key = DHTID.generate(source=f"{number}")
+                assert await other.protocol.call_renew(one.peer_id, key, "ann", chain) is False
+                await other.protocol.call_records(one.peer_id, key)
+            assert not one.protocol.read
 
     run(test())
 

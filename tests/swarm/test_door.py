@@ -257,6 +257,12 @@ def test_a_node_takes_a_record_from_its_owner_alone(members: Members) -> None:
             served(door, Node(), request)
 
 
+def test_a_subkey_without_end_is_not_sought_for_owners() -> None:
+    """The search for them would hold the node up for hours, before anything else is looked at."""
+    with pytest.raises(Crowded, match="no room"):
+        served(DHTAuthorizer(Admission(tiny_run())), Node(), store(DHTID.generate(), b"[owner:" * 2**19, bytes(2**18)))
+
+
 async def _renew(_: DHT, node: Any, peer: str, key: str, subkey: bytes, chain: Any) -> bool | None:
     kept: bool | None = await node.protocol.call_renew(PeerID.from_base58(peer), DHTID.generate(key), subkey, chain)
     return kept

@@ -8,18 +8,23 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import CompositeValidator, DHTRecord
+from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 from swarm.made import record
 
 from tt_cli.identity.passes import CLOCK_LEEWAY
+from tt_cli.identity.peer_key import public_der, public_key
 from tt_cli.run import RunConfig, load_run
+from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.messages import NotProven, open_envelope
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import MAX_LIFE
-from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity, owners_of
+from tt_cli.swarm.records.dht_search import Checked
 from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_key
 from tt_cli.swarm.records.publisher import read_history, read_records
 from tt_cli.swarm.records.validator import MAX_HISTORY, MAX_RECORD, RecordValidator
@@ -172,6 +177,37 @@ def test_no_other_keys_are_kept(alice: Identity) -> None:
     for key in ("emoji-00000000_peer", "emoji-11111111_peers", "anything", f"{RUN}.all_averagers"):
         assert not accepted(dht_record(key, owner_of(alice), value, alice), alice)
         assert not VALIDATOR.validate(dht_record(key, b"x", 1.0))
+
+
+class Unasked(RecordValidatorBase):  # type: ignore[misc]
+    """In the place of hivemind's check of a signature."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        raise AssertionError("this may take long")
+
+
+def test_nothing_is_sought_in_what_is_longer_than_an_owners_key_or_has_two_signatures(alice: Identity) -> None:
+    """The time for that grows with the square of the length: minutes for a mebibyte."""
+    long, bare = 2**22, dht_record(peers_key(RUN), owner_of(alice), b"x", alice)
+    assert owners_of(b"[owner:" * long) == [] != owners_of(owner_of(alice))
+    for part, word in (("key", b"[owner:"), ("subkey", b"[owner:"), ("value", b"[signature:")):
+        assert not Checked([Unasked()]).validate(replace(bare, **{part: word * (long // len(word))}))
+    assert Checked([RSASignatureValidator(alice.key)]).validate(bare)
+
+
+@pytest.mark.parametrize(
+    ("bits", "exponent"),
+    [(1024, 65537), (8192, 65537), (2048, 2**32 + 1), (3072, 2**3071 + 1)],
+    ids=["short", "long", "exponent", "long exponent"],
+)
+def test_no_signature_is_looked_at_of_a_key_with_which_that_takes_long(bits: int, exponent: int) -> None:
+    key = RSAPublicNumbers(exponent, 2**bits - 1).public_key()
+    text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    assert not Checked([Unasked()]).validate(dht_record(peers_key(RUN), b"[owner:" + text + b"]", b"x"))
+    with pytest.raises(NotProven, match="small exponent"):
+        open_envelope(wire.ENVELOPE.pack((b"body", text, b"signature")))
+    with pytest.raises(ValueError):
+        public_key(public_der(key))
 
 
 def test_one_key_has_one_record(alice: Identity) -> None:

@@ -19,6 +19,7 @@ from tt_cli.errors import TTError, os_errors
 
 KEY_BITS = 2048  # as hivemind's
 MAX_PUBLIC_KEY = 1024  # bytes of DER: more than an RSA key of 4096 bits has
+MAX_EXPONENT = 2**32  # as long as the modulus a signature would cost a hundred times as much
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 PEER_ID = "Qm[1-9A-HJ-NP-Za-km-z]{44}"  # a pattern of what `peer_id` makes
 _PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
@@ -74,10 +75,16 @@ def public_key(der: bytes) -> RSAPublicKey:
         key = serialization.load_der_public_key(der)
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
-    if not isinstance(key, RSAPublicKey) or not 2048 <= key.key_size <= 4096:
-        raise ValueError("not an RSA key of 2048 to 4096 bits")
-    if public_der(key) != der:
+    found = usual(key)
+    if public_der(found) != der:
         raise ValueError("not in the one form of its bytes")  # else one key would have several peer ids
+    return found
+
+
+def usual(key: object) -> RSAPublicKey:
+    """The key, where it costs no more than usual to verify what it signed. Raises ValueError for any other."""
+    if not isinstance(key, RSAPublicKey) or not 2048 <= key.key_size <= 4096 or key.public_numbers().e > MAX_EXPONENT:
+        raise ValueError("not an RSA key of 2048 to 4096 bits with a small exponent")
     return key
 
 

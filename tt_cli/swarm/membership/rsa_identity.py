@@ -12,13 +12,14 @@ from typing import IO, Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
 from tt_cli.supervisor.slot import claim_name, try_lock
+
+MAX_OWNER = 2**10  # bytes of the key in a subkey: 390, and 740 with 4,096 bits
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,22 @@ class Identity:
 def peer_id_of(public_key: bytes) -> str:
     """The libp2p peer id of an RSA public key in OpenSSH form (libp2p specification, "Peer Ids").
 
-    Raises ValueError when the bytes are no such key.
+    Raises ValueError when the bytes are no such key, or one whose signatures take long to verify.
     """
     try:
         key = serialization.load_ssh_public_key(public_key)
     except UnsupportedAlgorithm as error:
         raise ValueError(str(error)) from error
-    if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA key")
-    return peer_key.peer_id(peer_key.public_der(key))
+    return peer_key.peer_id(peer_key.public_der(peer_key.usual(key)))
 
 
 def owners_of(subkey: Any) -> list[bytes]:
-    """The public keys that a protected subkey names (OpenSSH form)."""
-    return RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey) if isinstance(subkey, bytes) else []
+    """The public keys that a protected subkey names (OpenSSH form); none in one that is longer than a key needs.
+
+    The time that the search takes grows with the square of the length.
+    """
+    fits = isinstance(subkey, bytes) and len(subkey) <= MAX_OWNER
+    return RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey) if fits else []
 
 
 def claim_identity(folder: Path, role: str, name: str = "") -> Identity:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import struct
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
@@ -98,7 +97,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def __init__(self, **more: Any):
         super().__init__(**more)
-        self.read: defaultdict[DHTID, DictionaryDHTValue] = defaultdict(DictionaryDHTValue)
+        self.read: dict[DHTID, DictionaryDHTValue] = {}  # a look at a key makes no entry: others name any
         self.session = Session()
         self._pinged: dict[PeerID, float] = {}  # who was named by others, and when
         self._pings: dict[PeerID, set[asyncio.Task[DHTID | None]]] = {}  # that still run, by who named them
@@ -137,7 +136,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def remember(self, key: DHTID, subkey: Any, chain: Chain) -> None:
         """A checked record, for readers at this node; where it is newer than what is known, and there is room."""
-        known, until = self.read[key], chain[-1].until
+        known, until = self.read.setdefault(key, DictionaryDHTValue()), chain[-1].until
         if known.data[subkey].expiration_time < until if subkey in known else len(known) < MOST_READ:
             known.store(subkey, chain, until)
 
@@ -150,7 +149,7 @@ class DHTProtocol(protocol.DHTProtocol):
         """What this node has read, stored, or keeps."""
         for subkey, (chain, _) in self.kept(key).items():
             self.remember(key, subkey, chain)
-        return self.read[key]
+        return self.read.get(key, DictionaryDHTValue())
 
     def opened(self, key: DHTID, subkey: Any, chain: Chain) -> Any:
         """The fields of a record as they are now. Raises BrokenChain."""
@@ -177,7 +176,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def checked(self, key: DHTID, subkey: Any, sent: Iterable[tuple[float, float, bytes]]) -> Chain:
         """The links that this node has read of a record, and these, all checked. Raises BrokenChain."""
-        known = self.read[key].get(subkey)
+        known = self.read.get(key, DictionaryDHTValue()).get(subkey)
         chain: Chain = known.value if known else ()
         for link in itertools.starmap(Link, sent):
             if not link.since:

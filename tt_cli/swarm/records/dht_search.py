@@ -24,6 +24,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.identity.multiaddr import UNTRIED, dial
 from tt_cli.swarm.clock import loop_time
+from tt_cli.swarm.membership.rsa_identity import MAX_OWNER, owners_of, peer_id_of
 from tt_cli.swarm.records.dht_protocol import UNFIT
 from tt_cli.swarm.records.record_chain import NUMBERS, Chain
 
@@ -52,12 +53,21 @@ class Checked(CompositeValidator):
         if digest in self._passed:
             self._passed.move_to_end(digest)
             return True
-        if not super().validate(record):
+        if not (is_bounded(record) and super().validate(record)):
             return False
         self._passed[digest] = None
         if len(self._passed) > MOST_KNOWN:
             self._passed.popitem(last=False)
         return True
+
+
+def is_bounded(record: DHTRecord) -> bool:
+    """True where it takes little time to find a record's owner and its signature, and to verify that."""
+    try:
+        fits = len(record.key) <= DHTID.HASH_NBYTES and len(record.subkey) <= MAX_OWNER
+        return fits and record.value.count(b"[signature:") <= 1 and all(map(peer_id_of, owners_of(record.subkey)))
+    except ValueError:
+        return False
 
 
 def digest_of(record: DHTRecord) -> bytes:

@@ -20,13 +20,12 @@ from tt_cli.identity.passes import InvalidPass, read_notice
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.dht_auth import MAX_LIFE
-from tt_cli.swarm.membership.rsa_identity import owners_of, peer_id_of
+from tt_cli.swarm.membership.rsa_identity import MAX_OWNER, owners_of, peer_id_of
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 
 BROKEN = msgpack.UnpackException, ValueError, TypeError, RecursionError  # what reading bytes of others may raise
 MAX_RECORD = 2**12  # bytes of a peer's record beside its signature: 1.5 kB with a pass, 3 with all lists and texts full
 MAX_HISTORY = 10 * 2**10  # the same of a history: 256 steps of 25 bytes, 28 where numbers are large
-MAX_OWNER = 2**11  # of the key in a subkey
 MAX_SPREAD_NOTICE = 2**16  # of a notice that passes from peer to peer
 
 
