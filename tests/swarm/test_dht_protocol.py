@@ -157,22 +157,27 @@ def test_who_joins_through_a_node_out_of_its_place_is_told_that_nobody_answered(
 
 
 @pytest.mark.parametrize(
-    ("pong", "reason"),
-    [((False, 0.0), "can't access this node"), ((True, 60.0), "local time must be within")],
-    ids=["says that it cannot call back", "has another time"],
+    ("pong", "place", "reason"),
+    [
+        ((False, 0.0), b"", "can't access this node"),
+        ((True, 60.0), b"", "local time must be within"),
+        ((True, 0.0), b"\1" * 21, "DHTID must be in"),
+    ],
+    ids=["says that it cannot call back", "has another time", "says that it is nowhere"],
 )
 def test_of_several_initial_peers_one_that_answers_wrongly_keeps_nobody_out(
-    pong: tuple[bool, float], reason: str
+    pong: tuple[bool, float], place: bytes, reason: str
 ) -> None:
     async def test() -> None:
         async with started(1) as nodes:
             p2p = await nodes.p2p()
             liar = await nodes.lie(p2p, node_id_of(p2p.peer_id), lambda key, caller: lies.named([]))
-            liar.pong = pong
+            liar.pong, liar.node_info.node_id = pong, place or liar.node_info.node_id
             theirs = [str(address) for address in await p2p.get_visible_maddrs()]
             await publish(nodes.nodes, "key")
             newcomer = await nodes.start([*theirs, *nodes.first])
             assert await read(newcomer, "key") == {str(nodes.nodes[0].peer_id)}
+            assert (await newcomer.protocol.call_ping(p2p.peer_id) is None) == bool(place)
             with pytest.raises(RuntimeError, match=f"none of the initial_peers .* {reason}"):
                 await nodes.start(theirs)
 

@@ -36,7 +36,8 @@ MOST_INITIAL = 2  # nodes that are asked first; hivemind keeps a record at five
 HEARSAY_SECONDS, AGAIN_SECONDS = 2.0, 30.0  # that a search waits for who was named; until that one is pinged again
 MOST_HEARSAY = 1024  # peers that were pinged because somebody named them
 MOST_READ = 2**13  # records under one key that a reader remembers: more than one node keeps
-# While a node joins: what was wrong with the answers of initial peers that cannot call it back, or have another time.
+# While a node joins: what was wrong with the answers of initial peers that cannot call it back, have another time, or
+# are nowhere.
 UNFIT: ContextVar[list[str]] = ContextVar("UNFIT")
 HELD = struct.Struct(">8sI")  # tag of a record's owner, and the time until which the record lasts: see `stamp`
 
@@ -111,8 +112,9 @@ class DHTProtocol(protocol.DHTProtocol):
         """As hivemind does; a node that is not in its place has not answered, nor an initial peer that is `UNFIT`."""
         try:
             named = await super().call_ping(peer, *args, **more)
-        except protocol.ValidationError as error:
-            UNFIT.get().append(str(error))
+        except Exception as error:  # ValidationError, and what reading the answer raises
+            if more.get("validate"):  # while it joins
+                UNFIT.get().append(str(error))
             return None
         return named if named == node_id_of(peer) else None
 
