@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +35,11 @@ class Host:
     def __init__(self, hub: HubStandin, folder: Path):
         self.folder, self.run = folder, closed_run()
         self.file = folder / "host.toml"
-        self.file.write_text(pointed(self.run, "http://127.0.0.1:1", NO_KEY, oauth_client_id="app-1").to_toml())
         self.environment = {**hub.environment(folder / "home"), "TT_HOME": str(folder / "home" / "tt")}
+        self.file.write_text(self.run.to_toml())
+        init = [sys.executable, "-m", "tt_cli.cli.main", "authority", "init", str(self.file)]
+        subprocess.run(init, env={**os.environ, **self.environment}, capture_output=True, check=True)
+        self.file.write_text(pointed(self.run, "http://127.0.0.1:1", NO_KEY, oauth_client_id="app-1").to_toml())
         self.server = Served(self.file, self.environment)
 
     def kept(self) -> str:
