@@ -21,11 +21,20 @@ from simulation.virtual import in_virtual_time
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.supervisor.events import Step
 from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
-from tt_cli.swarm.allreduce.round_plan import Contribution, FalseGroup, RoundPlan, entry_of, join_in, read_entry
+from tt_cli.swarm.allreduce.round_plan import (
+    Contribution,
+    FalseGroup,
+    RoundPlan,
+    entry_of,
+    group_id_of,
+    join_in,
+    read_entry,
+)
 from tt_cli.swarm.allreduce.votes import liars_among
-from tt_cli.swarm.averager import JOIN_BYTES, LAST_ATTEMPT, MOST_AVERAGES, Averager
+from tt_cli.swarm.averager import JOIN_BYTES, LAST_ATTEMPT, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
 
@@ -159,41 +168,89 @@ def test_what_was_voted_for_before_the_organiser_took_the_run_back_counts_no_mor
     in_virtual_time(run())
 
 
-def test_a_leader_shows_all_members_each_vote_once() -> None:
+class Led:
+    """A group of four that an averager leads. ask: has a member join, and show votes; entries: as it is handed out."""
+
+    AVERAGE = bytes(32)
+
+    def __init__(self, averager: Averager):
+        self.peers, self.averager = [*joins_of(4)], averager
+        self.name = RoundName(averager._run.identity, "0_00", bytes(32))
+        now, me = averager.clock.dht_time(), str(averager.peer_id)
+        self.join = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "", Lock(1, 2, self.AVERAGE))
+
+    async def begin(self) -> None:
+        me, everybody = str(self.averager.peer_id), frozenset(map(str, self.peers))
+        await self.averager._prepare_round(RoundPlan("0_00", everybody, me, 4))
+        self.averager._joined, self.averager._led, self.averager._led_key = {}, asyncio.Future(), "key"
+        self.averager._matchmaking.step_control = leading = Control(0.0, 0.0)
+        leading._data_for_gather = entry_of(replace(self.join, lock=Lock(1)).sign(self.averager.signer))
+
+    def vote(self, number: int, attempt: int = 2, average: bytes = AVERAGE, **changes: object) -> bytes:
+        signer = HashSigner(str(self.peers[number]))
+        vote = SignedVote(self.name, signer.peer_id, attempt, (1,), (average,))
+        return replace(vote, **changes).sign(signer)  # type: ignore[arg-type] # by name
+
+    async def ask(self, number: int, *votes: bytes, **changes: object) -> int:
+        join = replace(self.join, **changes).sign(HashSigner(str(self.peers[number])))  # type: ignore[arg-type] # too
+        request = averaging_pb2.JoinRequest(gather=entry_of(join, votes), group_key="key")
+        context = P2PContext("", "", self.peers[number])
+        return (await anext(self.averager.rpc_join_group(request, context))).code
+
+    async def entries(self) -> dict[int, tuple[bytes, tuple[bytes, ...]]]:
+        """Number → signed join and votes."""
+        mine = self.averager._matchmaking.step_control.data_for_gather
+        gathered = {self.averager.peer_id: mine, **self.averager._joined}
+        group = GroupInfo(b"group", tuple(gathered), tuple(gathered.values()))
+        await self.averager._keys().update_key_on_group_assembled(group)
+        numbers = map(self.peers.index, group.peer_ids)
+        return dict(zip(numbers, map(read_entry, group.gathered), strict=True))
+
+
+def test_a_leader_shows_all_members_each_vote_for_what_they_repeat_once() -> None:
+    """Whatever it is asked first: that counts alone with which a member is in the group."""
+
     async def check(averager: Averager) -> None:
-        me, now = str(averager.peer_id), averager.clock.dht_time()
-        peers = [str(peer) for peer in joins_of(4)]
-        await averager._prepare_round(RoundPlan("0_00", frozenset(peers), me, 4, avoided=frozenset(peers[3:])))
-        averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
-        averager._matchmaking.step_control = leading = Control(0.0, 0.0)
-        leading._data_for_gather = entry_of(b"its own join")
-        name = RoundName(averager._run.identity, "0_00", bytes(32))
-
-        def signed(number: int, attempt: int, name: RoundName = name, average: bytes = bytes(32)) -> bytes:
-            vote = SignedVote(name, peers[number], attempt, (1,), (average,))
-            return vote.sign(HashSigner(peers[number]))
-
-        newest = [signed(number, 2) for number in range(3)]
-        unlike = [signed(2, 3 + number, average=bytes(31) + bytes([1 + number])) for number in range(8)]
-        elsewhere, avoided = signed(1, 9, replace(name, state_key="1_00")), signed(3, 2)
-        for number, votes in (
-            (1, newest[:2]),
-            (2, [signed(0, 1), signed(1, 1), newest[2], elsewhere, avoided, b"no vote"]),
-            (2, unlike),
-        ):
-            join = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "").sign(
-                HashSigner(peers[number])
-            )
-            request = averaging_pb2.JoinRequest(gather=entry_of(join, votes), group_key="key")
-            context = P2PContext("", "", PeerID.from_base58(peers[number]))
-            assert (await anext(averager.rpc_join_group(request, context))).code == averaging_pb2.ACCEPTED
-            assert averager._joined[context.remote_id] == entry_of(join)
-        own, shown = read_entry(leading.data_for_gather)
-        assert own == b"its own join" and sorted(shown) == sorted(newest[:2] + unlike[-MOST_AVERAGES:]), "its own alone"
+        led = Led(averager)
+        await led.begin()
+        newest = [led.vote(number) for number in range(3)]
+        elsewhere = led.vote(1, 9, name=replace(led.name, state_key="1_00"))
+        other, long = led.vote(2, 9, shares=(2,)), led.vote(1, 9, name=replace(led.name, group_id=bytes(2**12)))
+        await led.ask(1, *newest[:2])
+        await led.ask(2, led.vote(0, 1), led.vote(1, 1), newest[2], elsewhere, other, b"no vote", long)
+        assert [len(read_entry(gathered)[1]) for gathered in averager._joined.values()] == [2, 7]
+        entries = await led.entries()
+        assert sorted(entries[0][1]) == sorted(newest) and not entries[1][1] and not entries[2][1]
+        assert [led.join.read(join, averager.signer.opened)[0] for join, _ in entries.values()] == [
+            str(peer) for peer in led.peers[:3]
+        ]
+        told = [entry_of(join, votes) for join, votes in entries.values()]
+        assert averager._keys().formed[-1][0] == group_id_of(told), "the others compute the same"
         averager._joins = RateLimit(2.0, 0.0)
-        request = averaging_pb2.JoinRequest(gather=entry_of(join, [b"no vote"] * (JOIN_BYTES // 7)), group_key="key")
         for code in (averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION):
-            assert (await anext(averager.rpc_join_group(request, context))).code == code, "large ones count for more"
+            assert await led.ask(1, *[b"no vote"] * (JOIN_BYTES // 7)) == code, "large ones count for more"
+
+    with_averager(check)
+
+
+def test_votes_without_end_leave_room_for_those_of_who_is_locked() -> None:
+    """One asks again and again, locked on another average each time, and shows votes of its own for that."""
+
+    async def check(averager: Averager) -> None:
+        led = Led(averager)
+        await led.begin()
+        honest = [led.vote(number) for number in range(3)]
+        await led.ask(1, *honest)
+        for number in range(60):
+            invented = number.to_bytes(32, "big")
+            votes = [led.vote(3, 10**9, invented, name=replace(led.name, group_id=bytes([k]))) for k in range(40)]
+            await led.ask(3, *votes, lock=Lock(1, 2, invented))
+        entries = await led.entries()
+        assert sorted(entries[0][1]) == sorted(honest[:2]) and entries.keys() == {0, 1, 3}
+        del averager._joined[led.peers[1]]
+        assert (await led.entries())[0][1] == (), "it is not in the group"
+        most = bytes(wire.MOST_JOIN), (bytes(wire.MOST_VOTE),) * MAX_MEMBERS
+        assert read_entry(entry_of(*most)) == most, "all members' have room"
 
     with_averager(check)
 

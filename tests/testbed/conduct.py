@@ -7,10 +7,13 @@ machine.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
@@ -119,11 +122,19 @@ class ConductedRendezvous(LeaderRendezvous):
 
     conduct: Callable[[int], Conduct]
 
-    async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
-        if self.plan.leader == str(self.peer_id):
-            gathered = self.conduct(step_of(self.plan)).leads(group_info, self.peer_id)
-            object.__setattr__(group_info, "gathered", gathered)  # what hivemind is about to send
-        await super().update_key_on_group_assembled(group_info)
+    def __init__(
+        self,
+        dht: DHT,
+        prefix: str,
+        seeker: Callable[[], StepControl],
+        handed_out: Callable[[GroupInfo], Sequence[bytes]],
+    ):
+        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))))
+
+    def _told(self, group: GroupInfo, gathered: tuple[bytes, ...]) -> Sequence[bytes]:
+        if self.plan.leader != str(self.peer_id):
+            return gathered
+        return self.conduct(step_of(self.plan)).leads(replace(group, gathered=gathered), self.peer_id)
 
 
 def step_of(plan: RoundPlan) -> int:

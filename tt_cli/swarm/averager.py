@@ -13,7 +13,6 @@ import contextlib
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -41,7 +40,6 @@ from tt_cli.swarm.allreduce.clipping import centered_clip
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
     GROUP_BYTES,
-    Lock,
     Precommit,
     RoundName,
     RoundRules,
@@ -61,9 +59,11 @@ from tt_cli.swarm.allreduce.round_plan import (
     RoundPlan,
     entry_of,
     group_id_of,
+    join_in,
     longest_search,
     member_in,
     read_entry,
+    read_join,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.allreduce.votes import LockedAverage, group_of, liars_among, locked_by, most_say
@@ -87,7 +87,6 @@ PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
 JOIN_BYTES = 2**15  # that count as one more: each vote in them is a signature to look at
-MOST_AVERAGES = 4  # for which a leader hands out votes of one voter, the newest: who signs more crowds nobody else out
 LAST_ATTEMPT = 2**32 - 1  # that a message has room for
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
@@ -302,7 +301,7 @@ class Averager(StateBridge, DecentralizedAverager):
         keys = self._matchmaking.group_key_manager
         if not isinstance(keys, LeaderRendezvous):
             keys = self._matchmaking.group_key_manager = self.rendezvous_type(
-                self.dht, self.prefix, lambda: self._matchmaking.step_control
+                self.dht, self.prefix, lambda: self._matchmaking.step_control, self._handed_out
             )
         return keys
 
@@ -323,7 +322,6 @@ class Averager(StateBridge, DecentralizedAverager):
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
-        self._show(request)
         async for message in super().rpc_join_group(request, context):
             yield message
 
@@ -339,21 +337,27 @@ class Averager(StateBridge, DecentralizedAverager):
         self._roster[0] = len(join) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
         return entry_of(join, last.shown)
 
-    def _show(self, request: averaging_pb2.JoinRequest) -> None:
-        """Hand out the votes that a member shows with this peer's own join, each once, not with each who shows it."""
-        leading, (join, votes) = self._matchmaking.step_control, read_entry(request.gather)
-        if leading is None or not votes:
-            return
-        own, shown = read_entry(leading.data_for_gather)
+    def _handed_out(self, group: GroupInfo) -> Sequence[bytes]:
+        """What the members of a group are told of each; of one that this peer leads, votes stand with its own join.
+
+        They are each member's newest for the one average that the group repeats, and so have room, whoever lies.
+        """
+        opened, leading = self.signer.opened, self._matchmaking.step_control
+        own = join_in(leading.data_for_gather, self.peer_id, opened)
+        if own.leader != str(self.peer_id):
+            return group.gathered
+        entries = dict(zip(group.peer_ids, map(read_entry, group.gathered), strict=True))
+        joins = {peer: read_join(envelope, opened)[1] for peer, (envelope, _) in entries.items()}
         most = 2 * max(len(self._plan.members), len(self._plan.voices))  # of a group, some have left since
-        newest = defaultdict[str, dict[bytes, bytes]](dict)  # voter → average → vote
-        read = self._read_votes(SignedVote, shown + votes[:most], self._plan.state_key)
-        for envelope, vote in sorted(read.items(), key=lambda one: (one[1].attempt, one[0]), reverse=True):
-            known, taken = newest[vote.voter], vote.voter == str(self.peer_id) or self._plan.takes(vote.voter)
-            if taken and len(known) < MOST_AVERAGES:
-                known.setdefault(vote.average, envelope)
-        leading._data_for_gather = entry_of(own, [vote for known in newest.values() for vote in known.values()])
-        request.gather = entry_of(join)
+        shown = [vote for _, votes in entries.values() for vote in votes[:most]]
+        signed, voices = self._read_votes(SignedVote, shown, own.state_key), self._voices(joins)
+        made, newest = self._repeated(joins, voices, signed.values()), dict[str, tuple[int, bytes]]()
+        for envelope, vote in signed.items():
+            if made and vote.voter in voices and (vote.shares, vote.average) == (made.shares, made.average):
+                said = vote.attempt, envelope
+                newest[vote.voter] = max(said, newest.get(vote.voter, said))
+        counting = [envelope for _, envelope in newest.values()]
+        return [entry_of(join, counting if peer == self.peer_id else ()) for peer, (join, _) in entries.items()]
 
     def _read_votes(self, kind: type[SignedVote], votes: Iterable[bytes], state_key: str) -> dict[bytes, SignedVote]:
         return read_votes(kind, votes, self.audits.rules.run, state_key, self.signer.opened)
@@ -420,10 +424,9 @@ class Averager(StateBridge, DecentralizedAverager):
         reducers = [peer for peer in listening if peer in fastest]
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
-        users = {str(peer): self._membership.admit(join.pass_text, str(peer)) for peer, join in joins.items()}
-        voices, state_key = shared_voices(users), joins[self.peer_id].state_key
+        voices, state_key = self._voices(joins), joins[self.peer_id].state_key
         locks = {str(peer): join.lock for peer, join in joins.items()}
-        made = self._locked_on(joins[self.peer_id], locks, voices, shown)
+        made = self._locked_on(joins, voices, shown)
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, state_key, group_id),
             me=self.peer_id,
@@ -454,18 +457,29 @@ class Averager(StateBridge, DecentralizedAverager):
         before = last if last.average == made.average else None
         return self.commit_type(allreduce, {"samples": 0, "loss": 0.0}, before, self._votes.keep)
 
-    def _locked_on(
-        self, own: SignedJoin, locks: Mapping[str, Lock], voices: Mapping[str, Fraction | int], shown: Iterable[bytes]
+    def _voices(self, joins: Mapping[PeerID, SignedJoin]) -> dict[str, Fraction | int]:
+        """Those of a group's members, by the passes with which they joined. Raises NotAdmitted for who has none."""
+        admit = self._membership.admit
+        return shared_voices({str(peer): admit(join.pass_text, str(peer)) for peer, join in joins.items()})
+
+    @staticmethod
+    def _repeated(
+        joins: Mapping[PeerID, SignedJoin], voices: Mapping[str, Fraction | int], votes: Iterable[SignedVote]
     ) -> LockedAverage | None:
-        """The average that a group repeats, None where it makes one. Raises as `_begin`."""
-        liars = most_say({peer: lock.liars for peer, lock in locks.items()}, voices)
-        claimed = {lock.average for lock in locks.values()}
+        """The average that a group of those who joined so repeats by these votes, None where it makes one."""
+        liars = most_say({str(peer): join.lock.liars for peer, join in joins.items()}, voices)
+        claimed = {join.lock.average for join in joins.values()}
+        return locked_by([vote for vote in votes if vote.average in claimed], voices, liars)
 
-        def locked(votes: Iterable[bytes]) -> LockedAverage | None:
-            signed = self._read_votes(SignedVote, votes, own.state_key).values()
-            return locked_by([vote for vote in signed if vote.average in claimed], voices, liars)
-
-        made, mine = locked(shown), locked(self._votes.from_state(own.state_key).shown)
+    def _locked_on(
+        self, joins: Mapping[PeerID, SignedJoin], voices: Mapping[str, Fraction | int], shown: Sequence[bytes]
+    ) -> LockedAverage | None:
+        """As `_repeated`, by the votes that were shown. Raises as `_begin`."""
+        own = joins[self.peer_id]
+        made, mine = (
+            self._repeated(joins, voices, self._read_votes(SignedVote, votes, own.state_key).values())
+            for votes in (shown, self._votes.from_state(own.state_key).shown)
+        )
         if mine and not (made and (made.average == mine.average or made.attempt > mine.attempt)):
             raise FalseGroup(own.leader, "without the votes that this peer has shown")
         return made

@@ -164,7 +164,8 @@ STATUS = Form(
 """(group id, hashes, vote, what is said, commitment, parts clipped by peer, others' commitments, dropped, votes)"""
 
 MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
-MOST_SHOWN = 2**21  # of it and of votes, of which one has some kilobyte
+MOST_SHOWN = 2**21  # of it and of votes, one for each of 1,024 members
+MOST_VOTE = 2032  # some kilobyte; 1,975 with a key of 4,096 bits and 64 shares
 Join = Annotated[bytes, Field(max_length=MOST_JOIN)]
 
 GATHERED = Form(

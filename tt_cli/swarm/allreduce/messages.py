@@ -281,7 +281,7 @@ def read_votes(
     kind: type[SignedVote], votes: Iterable[bytes], run: str, state_key: str, opened: Opened
 ) -> dict[bytes, SignedVote]:
     """Envelope → vote, of those that are votes of this kind on averages with which to step from this state."""
-    read = {envelope: _read_vote(kind.read, envelope, opened) for envelope in votes}
+    read = {envelope: _read_vote(kind.read, envelope, opened) for envelope in votes if len(envelope) <= wire.MOST_VOTE}
     return {
         envelope: vote
         for envelope, vote in read.items()

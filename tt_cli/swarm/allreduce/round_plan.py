@@ -302,14 +302,21 @@ def group_id_of(gathered: Sequence[bytes]) -> bytes:
 class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    seeker: what looks for a group now. formed: ids of the newest groups of this peer, each with what looked for it.
+    seeker: what looks for a group now. handed_out: what members are told of each. formed: ids of the newest groups of
+    this peer, each with what looked for it.
     """
 
-    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl]):
+    def __init__(
+        self,
+        dht: DHT,
+        prefix: str,
+        seeker: Callable[[], StepControl],
+        handed_out: Callable[[GroupInfo], Sequence[bytes]] = lambda group: group.gathered,
+    ):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.plan = RoundPlan()
         self.formed: list[tuple[bytes, StepControl]] = []
-        self._seeker = seeker
+        self._seeker, self._handed_out = seeker, handed_out
         self._asked = -math.inf
 
     @property
@@ -347,5 +354,6 @@ class LeaderRendezvous(GroupKeyManager):
         return joins
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
-        """The key follows the state alone; the group is remembered."""
+        """The key follows the state alone; the group is remembered, as hivemind's leader hands it out from here on."""
+        object.__setattr__(group_info, "gathered", tuple(self._handed_out(group_info)))
         self.formed = [*self.formed[-KEPT_GROUPS:], (group_id_of(group_info.gathered), self._seeker())]
