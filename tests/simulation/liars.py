@@ -223,7 +223,10 @@ def double(entropy: random.Random) -> Lie:
 
 
 class Locks:
-    """Says in its joins that it voted for an average that nobody made, or for none; to some it votes for nothing."""
+    """Says in its joins that it voted for an average that nobody made, or for none; to some it votes for nothing.
+
+    From some states it was in as many attempts as a leader believes, or a message has room for.
+    """
 
     def __init__(self, entropy: random.Random):
         self._hides, self._entropy, self._deaf = entropy.random() < 0.5, entropy, entropy.choice([0.0, 0.5])
@@ -246,6 +249,8 @@ class Locks:
     def _changed(self, signer: Any, entry: bytes) -> bytes:
         fields = joined(entry)
         liars, attempt, _ = fields[-1]
+        most = int(fields[4]) - 2, 2**32 - 3  # that a leader takes, and a message has room for
+        attempt = random.Random(f"{fields[2]} attempts").choice([attempt, attempt, *most])
         if self._hides:
             fields[-1] = self._entropy.choice([liars, 7]), attempt, b""
             return entry_of(signer.sign(fields))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,8 +25,10 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
 from tt_cli.swarm.allreduce.round_plan import (
+    SKEW,
     Contribution,
     FalseGroup,
+    RoundGroup,
     RoundPlan,
     entry_of,
     group_id_of,
@@ -34,7 +36,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     read_entry,
 )
 from tt_cli.swarm.allreduce.votes import liars_among
-from tt_cli.swarm.averager import JOIN_BYTES, LAST_ATTEMPT, Averager
+from tt_cli.swarm.averager import JOIN_BYTES, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.shared_state import StepFacts
 
@@ -95,20 +97,16 @@ def test_a_group_repeats_what_its_members_voted_for_unless_all_of_these_may_lie(
         joins = joins_of(3)
         one, other, third = joins
         joins[one] = replace(joins[one], lock=Lock(0, 2, bytes(32)))
-        joins[other] = replace(joins[other], lock=Lock(liars_among(trainers), LAST_ATTEMPT - 7))
+        joins[other] = replace(joins[other], lock=Lock(liars_among(trainers), 7))
         joins[third] = replace(joins[third], lock=Lock(liars_among(trainers)))
         name = RoundName(averager._run.identity, "0_00", bytes(32))
         shown = SignedVote(name, str(one), 1, (5, 1), (bytes(32),)).sign(HashSigner(str(one)))
         group = averager._begin(b"group", joins, 40.0, [shown, b"nonsense"]).allreduce.group
-        assert (group.locked, group.attempt) == (bytes(32) if repeated else b"", LAST_ATTEMPT - 6)
+        assert (group.locked, group.attempt) == (bytes(32) if repeated else b"", 8)
         assert group.shares == ((5, 1) if repeated else (1, 1, 1)) and group.claims == (
             {str(one)} if repeated else set()
         )
         assert not averager._begin(b"group", joins, 40.0).allreduce.group.locked, "nobody's word is a vote"
-        joins[other] = replace(joins[other], lock=Lock(0, LAST_ATTEMPT))
-        last = averager._begin(b"group", joins, 40.0).allreduce.group.attempt
-        lock = replace(joins[one], lock=Lock(1, last))
-        assert SignedJoin.read(lock.sign(averager.signer), averager.signer.opened)[1] == lock, "others read it"
 
     with_averager(check)
 
@@ -251,6 +249,45 @@ def test_votes_without_end_leave_room_for_those_of_who_is_locked() -> None:
         assert (await led.entries())[0][1] == (), "it is not in the group"
         most = bytes(wire.MOST_JOIN), (bytes(wire.MOST_VOTE),) * MAX_MEMBERS
         assert read_entry(entry_of(*most)) == most, "all members' have room"
+
+    with_averager(check)
+
+
+def test_nobody_uses_up_the_numbers_of_attempts() -> None:
+    """Of two rounds with one number, locked on unlike averages, members would refuse each other's groups for ever."""
+
+    async def check(averager: Averager) -> None:
+        led, began = Led(averager), averager.clock.dht_time()
+        await led.begin()
+        await averager._contribute(Contribution(40, 8.0))
+
+        def group_of_locks(*locks: Lock, shown: Sequence[bytes] = ()) -> RoundGroup:
+            joins = {peer: replace(led.join, lock=lock) for peer, lock in zip(led.peers, locks, strict=False)}
+            return averager._begin(b"group", joins, 40.0, shown).allreduce.group
+
+        async def pushed() -> int:
+            """The attempt of a group in which one says the most that it can."""
+            while True:
+                for claimed in (2**32 - 1, int(averager.clock.dht_time())):
+                    if await led.ask(3, lock=Lock(1, claimed)) == averaging_pb2.ACCEPTED:
+                        return group_of_locks(Lock(1), Lock(1), Lock(1), Lock(1, claimed)).attempt
+                await asyncio.sleep(0.1)
+
+        other, attempts = bytes(31) + b"2", [await pushed()]
+        averager._votes.last = LastVote("0_00", attempts[0])
+        assert await led.ask(1) == averaging_pb2.NOT_LOOKING_FOR_GROUP, "it was in as many itself"
+        attempts.append(await pushed())
+        mine = [led.vote(number, attempts[0]) for number in (0, 1, 3)]
+        later = [led.vote(number, attempts[1], other) for number in (1, 2, 3)]
+        averager._votes.last = LastVote("0_00", attempts[0], (1,), (bytes(16),), shown=tuple(mine))
+        await asyncio.sleep(1.0)
+        locks = Lock(1, attempts[0], led.AVERAGE), Lock(1, attempts[1]), Lock(1, attempts[1], other)
+        assert group_of_locks(*locks, shown=mine + later).locked == other, "this one was locked before, and goes on"
+        assert averager.clock.dht_time() < began + 3.0
+        now = averager.clock.dht_time()
+        assert group_of_locks(Lock(1), Lock(1, int(now + SKEW))).attempt == int(now + SKEW) + 1, "clocks differ"
+        with pytest.raises(FalseGroup, match=f"{averager.peer_id} led a group after more attempts"):
+            group_of_locks(Lock(1), Lock(1, int(now + SKEW) + 1))
 
     with_averager(check)
 

@@ -87,7 +87,6 @@ PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
 JOIN_BYTES = 2**15  # that count as one more: each vote in them is a signature to look at
-LAST_ATTEMPT = 2**32 - 1  # that a message has room for
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
@@ -318,7 +317,8 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         peer_id, plan = str(context.remote_id), self._plan
         leads = plan.leader == str(self.peer_id) and join.group == (self.audits.rules.run, plan.state_key, plan.leader)
-        fresh = abs(join.time - self.clock.dht_time()) <= self._seeking + SKEW
+        now, attempt = self.clock.dht_time(), max(join.lock.attempt, self._votes.from_state(plan.state_key).attempt)
+        fresh = abs(join.time - now) <= self._seeking + SKEW and attempt <= now  # no liar uses the numbers up
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
@@ -444,7 +444,7 @@ class Averager(StateBridge, DecentralizedAverager):
             voices=voices,
             liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
-            attempt=min(LAST_ATTEMPT, 1 + max(lock.attempt for lock in locks.values())),
+            attempt=1 + max(lock.attempt for lock in locks.values()),
             locked=made.average if made else b"",
             claims=frozenset(peer for peer, lock in locks.items() if made and lock.average == made.average),
         )
@@ -476,6 +476,8 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> LockedAverage | None:
         """As `_repeated`, by the votes that were shown. Raises as `_begin`."""
         own = joins[self.peer_id]
+        if max(join.lock.attempt for join in joins.values()) > self.clock.dht_time() + SKEW:
+            raise FalseGroup(own.leader, "after more attempts than there can have been")
         made, mine = (
             self._repeated(joins, voices, self._read_votes(SignedVote, votes, own.state_key).values())
             for votes in (shown, self._votes.from_state(own.state_key).shown)
