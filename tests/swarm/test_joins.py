@@ -119,14 +119,6 @@ def test_a_signature_is_verified_once() -> None:
         join_in(entry, PEERS[2], open_envelope)
 
 
-def test_nothing_is_shown_as_a_vote_that_is_larger_than_one() -> None:
-    """Each that was looked at is remembered."""
-    join, _ = read_entry(ENTRIES[0])
-    assert read_entry(round_plan.entry_of(join, [bytes(wire.MAX_VOTE)])) == (join, (bytes(wire.MAX_VOTE),))
-    with pytest.raises(wire.MalformedMessage):
-        read_entry(round_plan.entry_of(join, [bytes(wire.MAX_VOTE + 1)]))
-
-
 MEMBERS = ("a", "b", "c", "d", "e")
 
 

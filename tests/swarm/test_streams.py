@@ -23,7 +23,6 @@ from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.allreduce.messages import SignedVote
 from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
-from tt_cli.swarm.averager import MOST_AVERAGES
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame
@@ -56,7 +55,7 @@ class Service(ServicerBase):
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         join, votes = read_entry(request.gather)
         others = [entry_of(join)] * (len(votes) - 1)
-        yield averaging_pb2.MessageFromLeader(gathered=[*others, entry_of(join, MOST_AVERAGES * votes)])
+        yield averaging_pb2.MessageFromLeader(gathered=[*others, entry_of(join, votes)])
 
     async def rpc_accuse(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
@@ -171,7 +170,7 @@ def test_who_is_locked_shows_the_votes_of_a_large_group_and_is_told_those_of_all
         await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
         group, _ = await asyncio.wait_for(P2P.receive_protobuf(averaging_pb2.MessageFromLeader, reader), LONG)
         assert group is not None and len(group.gathered) == members
-        assert sum(len(read_entry(entry)[1]) for entry in group.gathered) == MOST_AVERAGES * members
+        assert sum(len(read_entry(entry)[1]) for entry in group.gathered) == members
 
     served(libp2p, Service(), use)
 

@@ -147,8 +147,7 @@ STATE_ANSWER = Form[Answer](
 PARTS_REQUEST = Form("request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16)
 """(group id, or the state key of a round that was committed; parts, None for all)"""
 
-MAX_VOTE = 2**12  # bytes, of which one has 900 to 1,300, and twice as many with a key of 4,096 bits
-Envelopes = tuple[Annotated[bytes, Field(max_length=MAX_VOTE)], ...]
+Envelopes = tuple[bytes, ...]
 
 AVERAGE_HEADER = Form(
     "header of an average", tuple[Shares, Hashes, Envelopes], ((1, 1), bytes(64), (b"vote",)), most=2**21
