@@ -21,7 +21,7 @@ def compared(**changes: Any) -> dict[str, Any]:
 def test_every_attack_is_one_row_and_the_baseline_has_no_other() -> None:
     from scripts.benchmarks.baselines import hivemind_attacked_swarm  # bitsandbytes: seconds, in each process of pytest
 
-    assert len(ATTACKS) == 38
+    assert len(ATTACKS) == 39
     assert set(hivemind_attacked_swarm.ROWS) <= set(ATTACKS)
     assert {name for name, attack in ATTACKS.items() if attack.newcomer} == {"false donor", "overwritten donor record"}
 

@@ -477,7 +477,7 @@ def test_a_reducer_that_answers_nonsense_is_told_and_its_parts_come_from_itself_
     assert_whole(outcomes)
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, 100.5])
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, 100.5, 0.5, 5e-324])
 def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
     class Boaster(Member):
         def prepare(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -372,11 +372,23 @@ def old(inputs: Inputs) -> Inputs:
     return replace(inputs, openings=(opening.sign(SIGNERS[0]), *inputs.openings[1:]))
 
 
+def weighs(weight: float) -> Callable[[Inputs], Inputs]:
+    """An opening of the first sender with a weight that no honest reducer takes, be it with it in league."""
+
+    def change(inputs: Inputs) -> Inputs:
+        opening = replace(Opening.read(inputs.openings[0]), weight=weight)
+        return replace(inputs, openings=(opening.sign(SIGNERS[0]), *inputs.openings[1:]))
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change",
     [
         forged,
         old,
+        weighs(0.5),
+        weighs(1e19),
         lambda inputs: replace(inputs, openings=inputs.openings[::-1]),
         lambda inputs: replace(inputs, used=(10**6, *inputs.used[1:])),
         lambda inputs: replace(inputs, openings=inputs.openings[1:], used=inputs.used[1:]),
@@ -384,7 +396,7 @@ def old(inputs: Inputs) -> Inputs:
     ],
 )
 def test_inputs_that_nobody_signed_are_proof_enough(change: Any) -> None:
-    assert verify(resigned(change), RULES) == str(PEERS[2])
+    assert verify(replace(resigned(change), parts=()), RULES) == str(PEERS[2])
 
 
 @given(st.lists(st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=70), max_size=9))

@@ -277,6 +277,15 @@ def test_two_members_and_mean_runs_take_the_mean() -> None:
     assert average_part(CODEC, "mean", three, ELEMENTS, True).clipped == frozenset()
 
 
+@pytest.mark.parametrize("weight", [1e-20, 1e-300])
+def test_who_claims_next_to_no_weight_widens_nobodys_radius(weight: float) -> None:
+    """Its noise would have no bounds; no reducer takes such a weight, and no audit."""
+    members = [*honest([8.0] * 5), sent(5, normal(7, ELEMENTS, scale=1000.0), 8.0)]
+    right, clipped = clip(members)
+    average, with_light = clip([*members, sent(6, gradient(6, 8.0), weight)])
+    assert with_light == clipped == {"p5": 0.0} and apart(average, right) < 0.01
+
+
 def test_weight_nought_counts_nowhere() -> None:
     members = honest([20.0] * 3)
     nothing = sent(7, torch.full((ELEMENTS,), 1e30), 0.0)

@@ -73,7 +73,7 @@ def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
     outcomes = run_round(*members)
     assert_whole(outcomes)
     for outcome in outcomes[:2]:
-        assert "weight 70.0 outside 0 to 69" in outcome.allreduce.rejected[str(PEERS[2])]
+        assert "weight 70.0 outside 1 to 69" in outcome.allreduce.rejected[str(PEERS[2])]
 
 
 class DrippingReducer(Member):

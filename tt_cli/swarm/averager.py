@@ -82,7 +82,6 @@ from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
 
-MAX_WEIGHT_IN_TARGETS = 4
 PULSE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
@@ -120,7 +119,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self.local = GradientBuffer(rules.layout, rules.codec)
         self.store = AverageBuffer(rules.layout, rules.codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
+        self.max_weight = rules.most
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._seeking = longest_search(run.swarm.matchmaking_time)
         self._roster = torch.zeros(1, dtype=torch.int64).share_memory_()  # bytes of the joins that it sends as leader

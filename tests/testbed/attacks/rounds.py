@@ -211,6 +211,7 @@ def sends(change: Change) -> Callable[[int], Conduct]:
 ROUNDS: dict[str, Callable[[int], Conduct]] = {
     "weight 1e9": sends(weighs(1e9)),
     "weight negative": sends(weighs(-1e3)),
+    "weight 1e-20": sends(weighs(1e-20)),
     "weight NaN": sends(weighs(math.nan)),
     "NaN part": sends(filled(math.nan)),
     "Inf part": sends(filled(math.inf)),

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
@@ -34,11 +33,12 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from tt_cli.run import RunConfig
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.clipping.centered_clip import Aggregation, ReceivedPart, average_part
+from tt_cli.swarm.allreduce.clipping.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, Partition, TensorPart
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
+MAX_WEIGHT_IN_TARGETS = 4
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
 GROUP_BYTES = 32  # of a group's id; what follows them names the reducers whose parts are repeated
 
@@ -309,6 +309,11 @@ class Inputs:
         return cls(openings, used)
 
 
+def may_weigh(weight: float, most: float) -> bool:
+    """True for a number of samples up to `most`: less than one, but for none, would have noise without bounds."""
+    return weight == 0.0 or 1.0 <= weight <= most
+
+
 def input_hash(encoded: bytes) -> bytes:
     """Hash of a part on its way to a reducer (INPUT_BYTES,)."""
     return hashlib.sha256(encoded).digest()
@@ -345,7 +350,7 @@ class Accusation:
 class RoundRules:
     """The rules that fix an average: the run's identity, the cut of its gradients, its codec and its aggregation.
 
-    opened: reads what members signed.
+    opened: reads what members signed. most: samples that anybody may claim.
     """
 
     run: str
@@ -353,12 +358,14 @@ class RoundRules:
     codec: GradientCodec
     aggregation: Aggregation
     opened: Opened = open_envelope
+    most: float = LARGEST
 
     @classmethod
     def of(cls, run: RunConfig, shapes: Mapping[str, torch.Size]) -> RoundRules:
         """Those of a run. shapes: name → shape of the gradients, in the model's order."""
-        codec = codec_of(run)
-        return cls(run.identity, Partition(shapes, run.swarm.large_tensor, codec.block), codec, run.swarm.aggregation)
+        codec, most = codec_of(run), float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
+        layout = Partition(shapes, run.swarm.large_tensor, codec.block)
+        return cls(run.identity, layout, codec, run.swarm.aggregation, most=most)
 
 
 def verify(accusation: Accusation, rules: RoundRules) -> str:
@@ -387,7 +394,7 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
     part = own[accusation.index]
     try:
         inputs = Inputs.read(accusation.inputs)
-        openings = read_openings(inputs, commitment, rules.opened)
+        openings = read_openings(inputs, commitment, rules)
     except NotProven:
         return commitment.reducer
     if len(accusation.parts) != len(openings):
@@ -409,9 +416,9 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
     return commitment.reducer
 
 
-def read_openings(inputs: Inputs, commitment: Commitment, opened: Opened) -> list[Opening]:
+def read_openings(inputs: Inputs, commitment: Commitment, rules: RoundRules) -> list[Opening]:
     """The openings that a reducer committed to. Raises NotProven where an honest reducer would have refused them."""
-    openings = [Opening.read(envelope, opened) for envelope in inputs.openings]
+    openings = [Opening.read(envelope, rules.opened) for envelope in inputs.openings]
     order = [PeerID.from_base58(opening.sender).to_bytes() for opening in openings]
     if sorted(set(order)) != order:
         raise NotProven("senders out of order, or twice")
@@ -420,7 +427,7 @@ def read_openings(inputs: Inputs, commitment: Commitment, opened: Opened) -> lis
         sent = len(commitment.outputs) if opening.weight else 0
         if not fits or len(opening.hashes) != sent or used > len(commitment.outputs):
             raise NotProven("an opening of another round or for another reducer")
-        if not (math.isfinite(opening.weight) and opening.weight >= 0.0):
+        if not may_weigh(opening.weight, rules.most):
             raise NotProven("a weight that nobody may claim")
     if commitment.complete != inputs.used.count(len(commitment.outputs)):
         raise NotProven("another number of senders than was signed")

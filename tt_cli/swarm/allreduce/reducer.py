@@ -8,7 +8,6 @@ once, for all.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.allreduce.clipping.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
-from tt_cli.swarm.allreduce.messages import input_hash
+from tt_cli.swarm.allreduce.messages import input_hash, may_weigh
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
@@ -77,8 +76,8 @@ class Reducer:
         index, most = self._counts[sender], self.limits[sender]
         if index >= len(self.parts):
             raise MalformedPart("more parts than it was asked for")
-        if not math.isfinite(weight) or not 0.0 <= weight <= most:
-            raise MalformedPart(f"weight {weight} outside 0 to {most:g}, which its samples allow")
+        if not may_weigh(weight, most):
+            raise MalformedPart(f"weight {weight} outside 1 to {most:g}, which its samples allow")
         if self.weights.get(sender, weight) != weight:
             raise MalformedPart("a weight that changes between parts")
         part = self.parts[index]

@@ -139,7 +139,7 @@ class Audits(ServicerBase):
             return Finding(doubts={str(reducer): words}, silent=True)
         try:
             inputs = Inputs.read(packed)
-            openings = read_openings(inputs, commitment, self.rules.opened)
+            openings = read_openings(inputs, commitment, self.rules)
         except NotProven:
             return self._proven(finding, Accusation(envelope, packed, index, ()))
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}

@@ -266,7 +266,7 @@ def _votes(weights: np.ndarray) -> np.ndarray:
 
 def _likely_distances(weights: np.ndarray, votes: np.ndarray) -> np.ndarray:
     """From the centre, were the noise of one sample 1: that of a member's mean and that of the centre."""
-    total = float(votes.sum())
+    total, weights = float(votes.sum()), np.maximum(weights, 1.0)
     centre = add_up(votes * votes / weights) / (total * total)
     return np.sqrt(1.0 / weights + centre)
 
