@@ -15,6 +15,7 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
+from hivemind.utils.crypto import RSAPrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.rounds import (
@@ -48,6 +49,7 @@ from tt_cli.swarm.allreduce.messages import (
     RoundName,
     RoundRules,
     SignedVote,
+    Signer,
     verify,
 )
 from tt_cli.swarm.audit import evidence
@@ -218,6 +220,24 @@ def test_who_does_not_show_its_part_is_named_and_nobody_is_proven() -> None:
     assert not finding.proven and finding.doubts == {str(PEERS[3]): "did not show what it sent"}
     finding = audited(lying_round(), 2, 0, silent=(2,))
     assert not finding.proven and "did not show its inputs" in finding.doubts[str(PEERS[2])]
+
+
+def test_who_averages_what_nobody_in_the_round_sent_is_named_for_it() -> None:
+    """It has signed that itself with a key of its own, so that the average follows from it, as an audit finds."""
+    outcomes, stranger = honest_round(), Signer(RSAPrivateKey())
+    lying, signed = outcomes[2].allreduce, Commitment.read(commitments(outcomes[0])[str(PEERS[2])])
+    inputs, hashes = Inputs.read(lying.inputs), (bytes(32),) * len(signed.outputs)
+    openings = {Opening.read(opening).sender: opening for opening in inputs.openings}
+    openings[stranger.peer_id] = Opening(NAME, stranger.peer_id, str(PEERS[2]), 90.0, 1.0, hashes).sign(stranger)
+    order = sorted(openings, key=lambda sender: PeerID.from_base58(sender).to_bytes())
+    made = Inputs(tuple(map(openings.__getitem__, order)), (len(hashes),) * len(order)).pack()
+    digest = hashlib.sha256(made).digest()
+    envelope = replace(signed, complete=len(order), inputs=digest).sign(SIGNERS[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lying, "inputs", made)
+        audit = audits_of(outcomes, [], {}).audit(outcomes[0].allreduce, (PEERS[2], 0), {str(PEERS[2]): envelope})
+        finding = asyncio.run(audit)
+    assert finding == Finding(doubts={str(PEERS[2]): "averaged what nobody in the round sent"}, silent=True)
 
 
 def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:

@@ -47,7 +47,7 @@ logger = get_logger(__name__)
 class Finding:
     """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven.
 
-    silent: the reducer did not show its inputs.
+    silent: the reducer did not show its inputs, or some that are no member's.
     """
 
     proven: bytes = b""
@@ -143,6 +143,8 @@ class Audits(ServicerBase):
         except NotProven:
             return self._proven(finding, Accusation(envelope, packed, index, ()))
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
+        if not used.keys() <= allreduce.group.limits.keys():  # as it signed these itself, it is the one to name
+            return Finding(doubts={str(reducer): "averaged what nobody in the round sent"}, silent=True)
         if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
             finding.doubts[str(reducer)] = "left out what this peer sent"
         shown, me = dict[str, bytes](), str(allreduce.me)
