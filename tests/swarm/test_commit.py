@@ -25,6 +25,7 @@ from tt_cli.swarm.allreduce.messages import (
     Accusation,
     NotProven,
     Precommit,
+    RoundName,
     RoundRules,
     SignedVote,
     average_hash,
@@ -434,6 +435,25 @@ def test_who_signs_unlike_votes_is_guilty_by_that_and_nobody_drops_the_round_for
         ((guilty, proof),) = outcome.commit.double.items()
         assert guilty == str(PEERS[3]) == verify(Accusation.read(proof), rules)
         assert outcome_of(outcome.commit, 1.0, {}, frozenset(), {}).rejected == {guilty: DOUBLE}
+
+
+@pytest.mark.parametrize(("name", "signer"), [(NAME, 2), (replace(NAME, run="other-12345678"), 3)])
+def test_unlike_votes_that_prove_nothing_about_who_shows_them_are_no_proof(name: RoundName, signer: int) -> None:
+    """As its own vote, before it has voted on all parts, and as what it told somebody else: who kept that as a proof
+    would be taken for a slanderer."""
+    votes = [SignedVote(name, str(PEERS[signer]), 1, (1,), (bytes([n]) * 32,)).sign(SIGNERS[signer]) for n in (1, 2)]
+
+    class Framing(Member):
+        async def take_part(self) -> None:
+            await self.allreduce.run()
+            said = replace(self.commit.status(), vote=votes[0], votes={str(self.peer): votes[1]})
+            assert MISSING in said.hashes
+            for peer in PEERS[:3]:
+                await self.stub(peer).rpc_settle(said.pack(GROUP), timeout=10.0)
+            await self.commit.run()
+
+    for outcome in run_round(*map(Member, range(3)), Framing(3)):
+        assert not outcome.commit.double and str(PEERS[3]) in outcome.commit.statuses
 
 
 def test_an_average_for_which_nobody_honest_need_have_voted_is_not_taken(averaged: AverageBuffer) -> None:

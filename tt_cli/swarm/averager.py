@@ -40,6 +40,8 @@ from tt_cli.swarm.allreduce.clipping import centered_clip
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
     GROUP_BYTES,
+    Accusation,
+    NotProven,
     Precommit,
     RoundName,
     RoundRules,
@@ -47,6 +49,7 @@ from tt_cli.swarm.allreduce.messages import (
     SignedVote,
     Signer,
     read_votes,
+    verify,
 )
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
@@ -400,8 +403,9 @@ class Averager(StateBridge, DecentralizedAverager):
             return RoundResult(problem=f"the round failed: {error}", voted=self._votes.after(commit, self._plan.voices))
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts, workless = dict[str, str](), dict[str, str]()
-        for guilty, proof in (commit.double | commit.proofs).items():
-            self.audits.proofs.keep(guilty, proof)
+        for proof in (commit.double | commit.proofs).values():
+            with contextlib.suppress(NotProven):
+                self.audits.proofs.keep(verify(Accusation.read(proof), self.audits.rules), proof)
         if not commit.dropped:
             self._averages.committed(commit.allreduce.name.state_key, tuple(commit.precommits.values()))
             doubts, workless = self.audits.begin(commit), self._work.look(commit.allreduce.reducer)

@@ -200,7 +200,7 @@ class Settling(ABC):
             own = self.statuses[peer].vote if peer in self.statuses else b""
             with contextlib.suppress(NotProven):
                 one, other = (SignedVote.read(said, self.allreduce.signer.opened) for said in (own, envelope))
-                if one.contradicts(other):
+                if (one.name, one.voter) == (self.allreduce.name, peer) and one.contradicts(other):
                     self.double[peer] = Accusation(own, envelope, Accusation.UNLIKE_VOTES, ()).pack()
 
     def _compare_words(self, reducers: Collection[str]) -> None:
