@@ -539,6 +539,10 @@ def test_nobody_is_shown_what_is_still_being_sent() -> None:
     asked.commit.over.set()
     shown = bytes(asyncio.run(audits.rpc_audit(request, context)).serialized_info)
     assert shown == asked.allreduce.encoded(asked.allreduce.parts_of(PEERS[0])[0])
+    for name, shape in SHAPES.items():  # the next gradient is there, and its round has not begun
+        asked.allreduce._local.encode(name, torch.ones(shape))
+    with pytest.raises(ValueError, match="nobody has been sent"):
+        asyncio.run(audits.rpc_audit(request, context))
 
 
 def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_what_it_is(

@@ -96,6 +96,7 @@ class AllReduce:
         self._norms: dict[int, float] = {}  # of the averages
         self.openings: dict[str, bytes] = {}
         self._shown: Counter[str] = Counter()  # member → answers to its audits
+        self._sent: dict[int, bytes] = {}  # part → hash of what this peer signed of it
         self.inputs = self.commitment = b""
         self._committed = asyncio.Event()
         self.signed: dict[str, bytes] = {}
@@ -197,7 +198,10 @@ class AllReduce:
         indexes = self.parts_of(known[reducer])
         if not 0 <= index < len(indexes):
             raise ValueError("no such part")
-        return self.encoded(indexes[index])
+        shown = self.encoded(indexes[index])
+        if input_hash(shown) != self._sent.get(indexes[index]):
+            raise ValueError("it is overwritten with what nobody has been sent yet")
+        return shown
 
     # ---------------------------------------------------------------- as a sender
 
@@ -256,6 +260,7 @@ class AllReduce:
         for index in self.parts_of(reducer) if self.weight else ():
             hashes.append(input_hash(self.encoded(index)))
             await asyncio.sleep(0)  # let others in
+        self._sent |= dict(zip(self.parts_of(reducer), hashes, strict=False))
         return Opening(self.name, str(self.me), str(reducer), float(self.weight), self._spread, tuple(hashes))
 
     async def _opened(
