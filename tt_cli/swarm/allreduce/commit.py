@@ -215,7 +215,8 @@ class CommitProtocol(Settling):
             if MISSING in self.statuses[peer].hashes:
                 self.allreduce.rejected[peer] = DENIED
         unlike, lacks = bool(self.proofs), not self.agreement.reached or not self.holds() or bool(self.store.missing())
-        self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
+        self.checked = self.commitments
+        self.unsigned = unsigned_by(self.allreduce, self.checked, self.passed_on)
         if self.agreement.unheard:  # this peer's own line may be why it heard nothing signed
             self.unsigned = {peer: why for peer, why in self.unsigned.items() if why != UNHEARD}
         voted = self._has_quorum(self._voters()) and not self.left
@@ -318,7 +319,8 @@ class CommitProtocol(Settling):
         await again.allreduce.run()
         await again.run()
         left = {str(mine.reducers[position]) for position in lost}
-        unsigned = unsigned_by(mine, self.commitments, self.passed_on)
+        self.checked = self.commitments
+        unsigned = unsigned_by(mine, self.checked, self.passed_on)
         self.unsigned = again.unsigned | {peer: why for peer, why in unsigned.items() if peer not in left}
         self.dropped = again.dropped = again.dropped or bool(self.unsigned)
         self.agreement, self.repaired = again.agreement, again.repaired

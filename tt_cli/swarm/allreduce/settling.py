@@ -42,7 +42,7 @@ class Settling(ABC):
     from whom nothing was heard, or whose averages differ. proofs: reducers that signed unlike averages, each with an
     accusation. double: the same of members that signed unlike votes. heard_at: peer id → when it had answered, or was
     given up. dropped: this member does not step with the average. left: this member has signed a join for another group
-    since. over: this member's transfer is.
+    since. checked: the commitments with which this member decided. over: this member's transfer is.
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
@@ -52,7 +52,7 @@ class Settling(ABC):
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, dict[str, bytes]] = {}
         self.proofs, self.double, self.heard_at = dict[str, bytes](), dict[str, bytes](), dict[str, float]()
-        self.dropped = self.left = False
+        self.dropped, self.left, self.checked = False, False, dict[str, bytes]()
         self.over = asyncio.Event()
         self._said, self._waited = said, dict[str, float]()
         self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
@@ -74,6 +74,7 @@ class Settling(ABC):
         self._pass_on(str(peer), status)
         await self._hear(str(peer), status)
         self._compare_votes(status)
+        self._compare_words({str(peer)})
         await asyncio.wait_for(self.over.wait(), self.patience)
         if self._locked:
             await self._wait_for(set())
@@ -206,7 +207,7 @@ class Settling(ABC):
     def _compare_words(self, reducers: Collection[str]) -> None:
         """Find who signed unlike averages."""
         for reducer in reducers:
-            told = [self.allreduce.signed, {peer: status.commitment for peer, status in self.statuses.items()}]
+            told = self.allreduce.signed, self.checked, self.commitments
             heard = {words.get(reducer, b"") for words in told} | {*self.passed_on.get(reducer, {}).values()}
             signed = dict[bytes, Commitment]()
             for envelope in sorted(heard):

@@ -98,13 +98,15 @@ class Audits(ServicerBase):
 
     async def _look(self, commit: CommitProtocol, late: bool) -> None:
         for phase in commit.phases:
-            await self._look_at(phase.allreduce, phase.commitments, late)
+            await self._look_at(phase, late)
 
-    async def _look_at(self, allreduce: AllReduce, commitments: Mapping[str, bytes], late: bool) -> None:
+    async def _look_at(self, phase: CommitProtocol, late: bool) -> None:
         """late: rounds later than its own; nobody need have kept what it sent then."""
-        silent: set[PeerID] = set()
+        allreduce, silent = phase.allreduce, set[PeerID]()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
-            finding = await self.audit(allreduce, place, commitments)
+            finding = await self.audit(allreduce, place, phase.checked)
+            for unlike in phase.proofs.values():  # what somebody has signed since
+                self._proven(finding, Accusation.read(unlike))
             if not (overtaken := self._overtaken()) and not late:
                 self._doubts |= finding.doubts
             if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
@@ -115,7 +117,7 @@ class Audits(ServicerBase):
             silent.add(place[0])
 
     async def audit(self, allreduce: AllReduce, place: Place, commitments: Mapping[str, bytes]) -> Finding:
-        """Compute one part again. Never raises for what others do. commitments: peer id → envelope, valid."""
+        """Compute one part again. Never raises for what others do. commitments: peer id → envelope."""
         reducer, index = place
         envelope, finding = commitments.get(str(reducer)), Finding()
         if envelope is None:
@@ -131,8 +133,8 @@ class Audits(ServicerBase):
                 raise ValueError("it showed something else than it signed")
             return answer
 
-        commitment = Commitment.read(envelope, self.rules.opened)
         try:
+            commitment = Commitment.read(envelope, self.rules.opened)
             packed = await ask(reducer, None, commitment.inputs)
         except Exception as error:  # P2P errors of many types
             words = f"did not show its inputs ({str(error) or type(error).__name__})"
