@@ -21,6 +21,7 @@ from tt_cli.checkpoint.hash_tree import CHUNK, StateTree
 from tt_cli.checkpoint.training_state import received_state
 from tt_cli.identity.passes import Pass, sign
 from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
@@ -340,3 +341,18 @@ def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on(
     records[:] = [record("a", epoch=6, digest="cc")]
     asyncio.run(signatures.look())
     assert (5, "aa") in signatures._held and signatures.donors(tree) == ["a", "b", "c"]
+
+
+MALLORY = record("mallory", epoch=6, digest="ff")
+
+
+@pytest.mark.parametrize("later", [[], [MALLORY]], ids=["no answer", "voters gone"])
+def test_what_one_alone_signed_is_not_believed_when_no_voter_is_seen_any_more(later: list[PeerRecord]) -> None:
+    records = [*(record(name, vote=True) for name in "abcde"), MALLORY]
+    signatures = TrustedDigests(lambda: records, own="me")
+    asyncio.run(signatures.look())
+    records[:] = later
+    asyncio.run(signatures.look())
+    assert signatures.believed(SimpleNamespace(step=5, digest="aa"))
+    assert not signatures.believed(SimpleNamespace(step=6, digest="ff"))
+    assert (signatures.view.digest == "aa") == (not later), "a look without an answer leaves all as it was"

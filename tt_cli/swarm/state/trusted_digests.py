@@ -25,19 +25,22 @@ class TrustedDigests:
         self._holders: dict[tuple[int, str], dict[str, None]] = {}  # who can hand it over
         self._votes: dict[tuple[int, str], dict[str, PeerRecord]] = {}
         self._voters: list[PeerRecord] = []
-        self._held: set[tuple[int, str]] = set()  # states that counted while nobody voted
+        self._held: set[tuple[int, str]] = set()  # states that counted before anybody voted
         self.view = SwarmState.of(())
 
     async def look(self) -> None:
         """Read the records once more."""
         async with self._lock:
             read = await asyncio.to_thread(self._read)
+        if not read:
+            return  # the DHT did not answer: that says of nobody that it is gone
         records = [record for record in read if not record.left and record.peer_id != self._own]
         self.view = SwarmState.of(records, self._absent)
-        self._voters = voters_among(records, self.view.absent)
-        for record in self._voters:
+        voters = voters_among(records, self.view.absent)
+        for record in voters:
             self._votes.setdefault(record.state, {})[record.peer_id] = record
-        for step in {record.epoch for record in records}:
+        self._voters = voters or self._voters  # where all have gone, who never voted decides nothing
+        for step in {record.epoch for record in records if not self._voters}:
             view = SwarmState.of(record for record in records if record.epoch == step)
             if view.digest:
                 self._held.add((view.epoch, view.digest))
