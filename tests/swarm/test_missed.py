@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from peer.states import gradients, small_run, trained
 from swarm.made import NO_PROOFS, record
 
@@ -22,7 +23,7 @@ from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState, state_key
-from tt_cli.swarm.state.bridge import NoState
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
 from tt_cli.swarm.step_replay import StepReplay
 
 CODEC = codec_of(load_run("emoji"))
@@ -85,7 +86,7 @@ class Others:
 
     def drop_fetch(self) -> None: ...
 
-    def take_state(self, *asked: object, **more: object) -> None:
+    def take_state(self, *asked: object, **more: object) -> Any:
         raise NoState("none of 0 peers can hand over a state", asked=False)
 
 
@@ -97,7 +98,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]:
     """A state is taken after `before` steps of those that this peer sees; `after` more are made before it arrives."""
     averager: Any = others
-    with StepReplay(averager, others.view, "me") as missed:
+
+    def fetch(view: SwarmState, state: tuple[int, str], timeout: float) -> str:
+        return averager.fetch_average(view.donors(), state_key(*state), timeout) or ""
+
+    with StepReplay(averager, others.view, fetch) as missed:
         others.wait_until_seen()
         for _ in range(before):
             others.step()
@@ -163,8 +168,56 @@ def test_a_step_whose_average_is_gone_ends_it() -> None:
 
 
 def test_an_average_that_leads_elsewhere_ends_it() -> None:
-    with pytest.raises(ValueError, match="does not lead to the others' step 2"):
+    with pytest.raises(NoState, match="a sent an average that does not lead to the others' step 2") as error:
         replayed(Others(wrong=[1]), 0, 3)
+    assert error.value.refused == {"a"}
+
+
+class WithLiar(Others):
+    """Three who vote and hand over their state, after which they make a step; an assistant gives other averages."""
+
+    def view(self) -> SwarmState:
+        voters = [one.changed(peer_id=name, vote=True) for one in super().view().records for name in "abc"]
+        return SwarmState.of([*voters, voters[0].changed(peer_id="liar", role="assistant", vote=False)])
+
+    def fetch_average(self, donors: list[str], key: str, timeout: float, plan: RoundPlan | None = None) -> str | None:
+        super().fetch_average(["a"], key, timeout, plan)
+        self.asked[-1] = donors[0]
+        if donors[0] == "liar":
+            name, shape = next(iter(self._trained.shapes().items()))
+            self.store.buffer.encode(name, torch.ones(shape))
+        return donors[0]
+
+    def take_state(self, *asked: object, **more: object) -> Any:
+        self._seen = (0, "")  # by whoever replays steps, and not as the state was asked for
+        self.wait_until_seen()
+        buffer = StateBuffer.new()
+        with self.state.use() as state:
+            tree = state.write_into(buffer.write)
+        self.step()
+        return ReceivedState(tree, Chunks(tree, range(len(tree)), buffer), ("a",))
+
+
+def test_who_gives_a_false_average_is_not_asked_again() -> None:
+    others, mine = WithLiar(), LockedState(trained(run=small_run()))
+    averager: Any = others
+    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    assert not taking.take_state() and others.asked == ["liar"], "the step made meanwhile"
+    assert taking.take_state() and mine.position == others.state.position
+    others.make_step()
+    assert taking.make_steps(others.view()) and mine.position == others.state.position
+    assert others.asked[1:] == ["c", "a"], "in turns"
+
+
+def test_nor_is_who_gives_it_to_one_that_is_a_step_behind() -> None:
+    others, mine = WithLiar(), LockedState(trained(run=small_run()))
+    averager: Any = others
+    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    others.make_step()
+    assert not taking.make_steps(others.view()) and taking.take_state(), "it has to take the state"
+    others.make_step()
+    assert taking.make_steps(others.view()) and mine.position == others.state.position
+    assert others.asked.count("liar") == 1 and "liar" in taking.false_among(others.view())
 
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

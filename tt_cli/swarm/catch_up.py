@@ -140,12 +140,12 @@ class CatchUp:
         """
         started, before, giver = self._averager.clock.monotonic(), int(self._averager.traffic[1]), ""
         while self._state.epoch < view.epoch:
-            key = state_key(*self._state.position)
-            if not (giver := self._averager.fetch_average(self._givers(view), key, timeout) or ""):
+            if not (giver := self._fetch(view, self._state.position, timeout)):
                 return False
             if not self._step():
                 return False
         if self._state.position != (view.epoch, view.digest):
+            self._false[giver] = self._averager.clock.monotonic()  # only liars have one for where a false one leads
             self._emit(Log(f"{giver} sent an average that does not lead to the others' state", "warning"))
             return False
         self._arrived(giver, started, int(self._averager.traffic[1]) - before)
@@ -171,10 +171,15 @@ class CatchUp:
             return False
         return True
 
+    def _fetch(self, view: SwarmState, state: tuple[int, str], timeout: float) -> str:
+        """Have the average with which the others stepped from `state` in the store. Returns who gave it, "": nobody."""
+        return self._averager.fetch_average(self._givers(view), state_key(*state), timeout) or ""
+
     def _givers(self, view: SwarmState) -> list[str]:
         """Those who may have averages that led to the view's state, each first in its turn; assistants before all."""
-        made_it = {record.peer_id: record.role for record in view.records if record.averages}
-        givers = [donor for donor in view.donors() if donor in made_it and donor != self._peer_id]
+        never = self.false_among(view) | {self._peer_id}
+        made_it = {r.peer_id: r.role for r in view.records if r.averages and r.peer_id not in never}
+        givers = [donor for donor in view.donors() if donor in made_it]
         turn = view.epoch % max(1, len(givers))
         return sorted(givers[turn:] + givers[:turn], key=lambda giver: made_it[giver] != "assistant")
 
@@ -184,7 +189,7 @@ class CatchUp:
         self.ask_anew.clear()
         try:
             progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
-            with StepReplay(self._averager, self._look, self._peer_id) if replays else nullcontext() as replay:
+            with StepReplay(self._averager, self._look, self._fetch) if replays else nullcontext() as replay:
                 taken = self._averager.take_state(
                     self._state.tree(),
                     STATE_SECONDS,

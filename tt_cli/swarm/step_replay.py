@@ -15,7 +15,8 @@ from hivemind.utils import get_logger
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.records.publisher import SwarmState
-from tt_cli.swarm.shared_state import LockedState, RolledBack, state_key
+from tt_cli.swarm.shared_state import LockedState, RolledBack
+from tt_cli.swarm.state.client import NoState
 
 logger = get_logger(__name__)
 
@@ -30,16 +31,22 @@ Position = tuple[int, str]  # epoch and digest of a state
 class StepReplay:
     """A context manager: while it is open, the average of every step that the others make is fetched and kept on disk.
 
-    view: the newest view of the swarm. me: this peer's id.
+    view: the newest view of the swarm. fetch: has the average with which the others stepped from a state to the view's
+    in the store, in so many seconds, and returns who gave it, "" for nobody.
     """
 
-    def __init__(self, averager: Averager, view: Callable[[], SwarmState], me: str):
-        self._averager, self._view, self._me = averager, view, me
+    def __init__(
+        self,
+        averager: Averager,
+        view: Callable[[], SwarmState],
+        fetch: Callable[[SwarmState, Position, float], str],
+    ):
+        self._averager, self._view, self._average = averager, view, fetch
         self._changed = averager.clock.condition()
         self._ending, self._looks, self._kept = False, 0, 0
         self._steps: dict[Position, Position] = {}  # state → the one to which the others went on from it
-        self._places: dict[Position, int | None] = {}  # state → where the average is kept, if it is
-        self._wanted: list[tuple[Position, list[str]]] = []  # averages; members keep them for a while
+        self._places: dict[Position, tuple[int, str] | None] = {}  # state → where the average is kept, and who gave it
+        self._wanted: list[tuple[Position, SwarmState]] = []  # averages; members keep them for a while
         scratch = Path("/var/tmp")  # /tmp may be memory
         self._file = tempfile.TemporaryFile(dir=scratch if scratch.is_dir() else None)  # noqa: SIM115 - closed in __exit__
 
@@ -59,12 +66,12 @@ class StepReplay:
     def replay(self, state: LockedState) -> int:
         """Make the steps from `state` whose averages are here or on their way. Returns how many.
 
-        It ends where an average is missing. Raises ValueError where one leads to another state than members signed.
+        It ends where an average is missing. Raises NoState where one leads to another state than members signed.
         """
         store, made = self._averager.store, 0
         buffer = GradientBuffer(store.layout, store.codec)
         while (step := self._step_from(state.position)) is not None:
-            leads_to, place = step
+            leads_to, (place, giver) = step
             with self._changed:
                 self._file.seek(place * buffer.nbytes)
                 buffer.load(self._file.read(buffer.nbytes))
@@ -74,12 +81,13 @@ class StepReplay:
                 logger.info(f"a missed step could not be made: {error}")
                 break
             if state.position != leads_to:
-                raise ValueError(f"an average that does not lead to the others' step {leads_to[0]}")
+                words = f"{giver} sent an average that does not lead to the others' step {leads_to[0]}"
+                raise NoState(words, refused=[giver])
             made += 1
         return made
 
-    def _step_from(self, position: Position) -> tuple[Position, int] | None:
-        """Where the others went on from this state, and the place of the average; None where they did not by now."""
+    def _step_from(self, position: Position) -> tuple[Position, tuple[int, str]] | None:
+        """Where the others went on from this state, and its place and giver; None where they did not by now."""
         with self._changed:
             looks = self._looks
             self._changed.wait_for(lambda: position in self._steps or self._looks > looks + 1, FETCH_SECONDS)
@@ -98,7 +106,7 @@ class StepReplay:
                 if view.digest and newest != known:
                     if known is not None and newest[0] == known[0] + 1:
                         self._steps[known] = newest
-                        self._wanted.append((known, [donor for donor in view.donors() if donor != self._me]))
+                        self._wanted.append((known, view))
                     known = newest
                 self._looks += 1
                 self._changed.notify_all()
@@ -111,15 +119,15 @@ class StepReplay:
                 self._changed.wait_for(lambda: self._wanted or self._ending)
                 if self._ending:
                     return
-                state, donors = self._wanted.pop(0)
-            place = self._keep(state, donors)
+                state, view = self._wanted.pop(0)
+            place = self._keep(state, view)
             with self._changed:
                 self._places[state] = place
                 self._changed.notify_all()
 
-    def _keep(self, state: Position, donors: list[str]) -> int | None:
-        """Fetch the average with which the others stepped from `state`. Returns its place."""
-        if self._kept == MOST_KEPT or not self._averager.fetch_average(donors, state_key(*state), FETCH_SECONDS):
+    def _keep(self, state: Position, view: SwarmState) -> tuple[int, str] | None:
+        """Fetch the average with which the others stepped from `state`. Returns its place, and who gave it."""
+        if self._kept == MOST_KEPT or not (giver := self._average(view, state, FETCH_SECONDS)):
             return None
         buffer, place = self._averager.store.buffer, self._kept
         try:
@@ -130,4 +138,4 @@ class StepReplay:
             logger.warning(f"the averages of missed steps are not kept: {error}")
             return None
         self._kept += 1
-        return place
+        return place, giver
