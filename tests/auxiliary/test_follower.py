@@ -25,6 +25,7 @@ from tt_cli.supervisor.events import Event, Log, Saved, Synchronised, Trouble
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, AverageBuffer
 from tt_cli.swarm.allreduce.messages import RoundRules
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -71,7 +72,7 @@ class Swarm:
             self._kept[before] = self._average.buffer.dump()
             self._theirs.step(DecodedGradients(self._average.buffer))
 
-    def fetch_average(self, donors: list[str], key: str, timeout: float) -> str | None:
+    def fetch_average(self, donors: list[str], key: str, timeout: float, plan: RoundPlan) -> str | None:
         if self.silent or key not in list(self._kept)[-KEPT_AVERAGES:]:
             return None
         self.asked.append(donors[0])

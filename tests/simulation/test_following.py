@@ -73,7 +73,7 @@ class Followed(NamedTuple):
 class NoAverages(SimulatedAverager):
     """As before there were averages to follow by."""
 
-    def fetch_average(self, donors: Any, state_key: str, timeout: float) -> None:
+    def fetch_average(self, donors: Any, state_key: str, timeout: float, plan: Any = None) -> None:
         return None
 
 

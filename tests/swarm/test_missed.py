@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -174,19 +175,29 @@ def test_an_average_that_leads_elsewhere_ends_it() -> None:
 
 
 class WithLiar(Others):
-    """Three who vote and hand over their state, after which they make a step; an assistant gives other averages."""
+    """Three who vote and hand over their state, after which they make a step; an assistant gives other averages.
+
+    signers: who precommitted those; of three nobody may lie.
+    """
+
+    signers = "c"
 
     def view(self) -> SwarmState:
         voters = [one.changed(peer_id=name, vote=True) for one in super().view().records for name in "abc"]
         return SwarmState.of([*voters, voters[0].changed(peer_id="liar", role="assistant", vote=False)])
 
     def fetch_average(self, donors: list[str], key: str, timeout: float, plan: RoundPlan | None = None) -> str | None:
-        super().fetch_average(["a"], key, timeout, plan)
-        self.asked[-1] = donors[0]
-        if donors[0] == "liar":
-            name, shape = next(iter(self._trained.shapes().items()))
-            self.store.buffer.encode(name, torch.ones(shape))
-        return donors[0]
+        assert plan is not None
+        for donor in donors:
+            self.asked.append(donor)
+            with suppress(ValueError):
+                plan.check_votes(self.signers if donor == "liar" else "abc")
+                self.store.buffer.load(self._averages[key])
+                if donor == "liar":
+                    name, shape = next(iter(self._trained.shapes().items()))
+                    self.store.buffer.encode(name, torch.ones(shape))
+                return donor
+        return None
 
     def take_state(self, *asked: object, **more: object) -> Any:
         self._seen = (0, "")  # by whoever replays steps, and not as the state was asked for
@@ -218,6 +229,17 @@ def test_nor_is_who_gives_it_to_one_that_is_a_step_behind() -> None:
     others.make_step()
     assert taking.make_steps(others.view()) and mine.position == others.state.position
     assert others.asked.count("liar") == 1 and "liar" in taking.false_among(others.view())
+
+
+def test_an_average_that_no_voter_precommitted_changes_nothing() -> None:
+    others, mine = WithLiar(), LockedState(trained(run=small_run()))
+    averager: Any = others
+    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    others.signers = "x"
+    assert taking.take_state() and mine.position == others.state.position, "with the step made meanwhile"
+    others.make_step()
+    assert taking.make_steps(others.view()) and mine.position == others.state.position
+    assert others.asked == ["liar", "b", "liar", "c"], "the next one is asked at once"
 
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tt_cli.swarm.allreduce.votes import liars_among
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
-from tt_cli.swarm.records.consensus import voters_among
+from tt_cli.swarm.records.consensus import voices, voters_among
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree, state_key
@@ -172,8 +172,13 @@ class CatchUp:
         return True
 
     def _fetch(self, view: SwarmState, state: tuple[int, str], timeout: float) -> str:
-        """Have the average with which the others stepped from `state` in the store. Returns who gave it, "": nobody."""
-        return self._averager.fetch_average(self._givers(view), state_key(*state), timeout) or ""
+        """Have the average with which the others stepped from `state` in the store. Returns who gave it, "": nobody.
+
+        Of the view's voters one who does not lie must have precommitted it.
+        """
+        shares = voices(voters_among(view.records, view.absent))
+        plan = RoundPlan(swarm=sum(shares.values()), voices=shares)
+        return self._averager.fetch_average(self._givers(view), state_key(*state), timeout, plan) or ""
 
     def _givers(self, view: SwarmState) -> list[str]:
         """Those who may have averages that led to the view's state, each first in its turn; assistants before all."""
