@@ -19,7 +19,16 @@ from swarm.test_allreduce import Client, Dead, DyingTransfer, assert_whole
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import MISSING
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, NotProven, RoundRules, verify
+from tt_cli.swarm.allreduce.messages import (
+    Accusation,
+    Commitment,
+    NotProven,
+    Precommit,
+    RoundRules,
+    open_envelope,
+    read_votes,
+    verify,
+)
 from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.allreduce.votes import group_of, read_status
 from tt_cli.swarm.audit.audits import Audits
@@ -69,6 +78,9 @@ def assert_repeated(outcomes: list[Outcome]) -> None:
         assert repetition is not None and repetition.allreduce.name.lost == (2,)
         result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
         assert result.complete and not result.problem and not result.rejected and DEAD in result.failed
+        precommits = outcome.commit.precommits  # are kept beside the average, for who missed the round
+        signed = read_votes(Precommit, precommits.values(), NAME.run, NAME.state_key, open_envelope).values()
+        assert len({vote.voter for vote in signed if vote.average == outcome.commit._average}) == 3
 
 
 @pytest.mark.parametrize("kind", [DiesSending, DiesAveraging])

@@ -124,7 +124,8 @@ class CommitProtocol(Settling):
     @property
     def precommits(self) -> dict[str, bytes]:
         """Peer id → its precommit of the average that is here."""
-        return {peer: signed for peer, (average, signed) in self._precommits.items() if average == self._average}
+        heard = self.phases[-1]._precommits  # a repetition decides about the whole round
+        return {peer: signed for peer, (average, signed) in heard.items() if average == self._average}
 
     def last_vote(self) -> LastVote:
         """The average that this member precommitted, else the one for which it voted, if it did."""
