@@ -7,16 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from peer.states import small_run
 from swarm.made import SteppedClock, record
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import leader_of
+from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.participants import selector as company_room
 from tt_cli.swarm.participants import stragglers
 from tt_cli.swarm.participants.selector import ParticipantSelector
 from tt_cli.swarm.records.publisher import SwarmState
 
-HERE = (5, "aa")
+HERE, RUN = (5, "aa"), small_run(**{"swarm.matchmaking_time": 15.0})
 
 
 def company(*others: str, guilty: tuple[str, ...] = ()) -> ParticipantSelector:
@@ -147,6 +149,34 @@ def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
     assert set(found) == {"slow"} == set(mine.slow)
     mine.stepped(epoch + stragglers.FIRST_STEPS + 1, RoundResult.alone("me", 80, 1.0))
     assert not mine.slow, "it may come again"
+
+
+@pytest.mark.parametrize("all_late", [False, True], ids=["one", "all: this peer is quick"])
+@pytest.mark.parametrize("comes_after", [14, 99], ids=["comes just in time", "comes too late"])
+def test_who_stays_a_step_behind_until_just_before_a_round_is_named_too(comes_after: int, all_late: bool) -> None:
+    clock = SteppedClock()
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
+    result = RoundResult(complete=True, members={one: {"samples": 80} for one in ("me", "b", "c", "slow")})
+
+    def fresh_view() -> SwarmState:
+        clock.now += 1.0
+        late = ("b", "c", "slow") if all_late else ("slow",)
+        behind = dict.fromkeys(late if clock.now < began + comes_after else (), 4)
+        return SwarmState.of(record(one, epoch=behind.get(one, 5), time=clock.now) for one in result.members)
+
+    board.fresh_view = fresh_view
+    step: Any = SimpleNamespace(board=board, clock=clock, run=RUN, _closing=False, _selector=mine)
+    step.state = SimpleNamespace(position=HERE)
+    for epoch in range(1, stragglers.OFTEN + 1):
+        began = clock.now
+        Collaboration._wait_for_late(step, began)
+        mine.ended(result, (), (), epoch)
+        clock.now += 5.0
+        mine.stepped(epoch, result)
+    assert set(mine.slow) == (set() if all_late else {"slow"})
+    mine.plan(SwarmState.of(record(one, slow=["slow"]) for one in ("me", "b", "c")), *HERE)
+    assert not mine.late(SwarmState.of([record("me"), record("b"), record("slow", epoch=4, time=clock.now)]), *HERE)
 
 
 def test_nobody_is_blamed_while_the_swarm_computes_all_the_time() -> None:

@@ -459,12 +459,15 @@ class Collaboration:
 
     def _wait_for_late(self, started: float) -> SwarmState:
         """Give those who are about to come to this state the time that matchmaking would take; then go without them."""
-        view = self.board.fresh_view()
+        view, waited = self.board.fresh_view(), dict[str, float]()
         while late := self._selector.late(view, *self.state.position):
-            if self._closing or self.clock.monotonic() > started + self.run.swarm.matchmaking_time:
+            seconds = self.clock.monotonic() - started
+            waited |= dict.fromkeys((record.peer_id for record in late), seconds)
+            if self._closing or seconds > self.run.swarm.matchmaking_time:
                 self._selector.no_shows.strike(record.peer_id for record in late)
                 break
             view = self.board.fresh_view()
+        self._selector.waited(waited, view.members(*self.state.position))
         return view
 
     def _commit(self, started: float, result: RoundResult) -> None:

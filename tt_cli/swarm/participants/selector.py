@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
 
+from tt_cli.swarm.allreduce.lateness import beyond_most
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan, claim_limits
 from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
@@ -112,7 +113,13 @@ class ParticipantSelector:
 
     def late(self, view: SwarmState, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that are about to come to this state, and may come to the next round."""
-        return [record for record in view.late(epoch, digest) if self.no_shows.expects(record)]
+        late = [record for record in view.late(epoch, digest) if record.peer_id not in self.shunned]
+        return [record for record in late if self.no_shows.expects(record)]
+
+    def waited(self, late: Mapping[str, float], here: Iterable[PeerRecord]) -> None:
+        """Before a round this peer waited so many seconds for who was late. here: who holds the state by now."""
+        there = {record.peer_id: 0.0 for record in here if record.peer_id != self._me}
+        self._stragglers.round_ended(beyond_most({**there, **late}))
 
     def counted(
         self, view: SwarmState, epoch: int, here: Set[str], false: Collection[str]
