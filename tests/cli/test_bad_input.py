@@ -46,6 +46,12 @@ def test_a_wrong_run_file(command: str, old: str, new: str, said: str, here: Tt,
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("command", [["join", "emoji"], ["demo"], ["data", "inspect", "."]], ids=" ".join)
+def test_a_seed_below_nothing(command: list[str], here: Tt, tmp_path: Path) -> None:
+    assert "--seed: -1: should be greater than or equal to 0" in one_line(here(*command, "--seed", "-1"), 2)
+    assert contents(tmp_path) == {}
+
+
 # ------------------------------------------------------------------------------------------------ addresses and ports
 
 

@@ -240,12 +240,13 @@ def test_a_stream_goes_on_where_the_last_session_was(tmp_path: Path, tokenizer: 
 
 def test_peers_that_were_given_one_seed_are_not_in_step(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path / "train.parquet", numbered(100))
-    orders = []
-    for peer in ("12D3KooWA", "12D3KooWB", "12D3KooWA"):
-        stream = ExampleStream(run_on(tmp_path), tokenizer, seed=1, peer=peer)
-        orders.append(next(stream.batches(100)).captions)
-        stream.close()
-    assert orders[0] == orders[2] != orders[1]
+    for run in (run_on(tmp_path), load_run("emoji"), load_run("emoji").replaced({"data.subset": 100})):
+        orders = []
+        for peer in ("12D3KooWA", "12D3KooWB", "12D3KooWA"):
+            stream = ExampleStream(run, tokenizer, seed=1, peer=peer)
+            orders.append(next(stream.batches(100)).captions)
+            stream.close()
+        assert orders[0] == orders[2] != orders[1]
 
 
 def test_a_damaged_note_of_the_last_session_is_a_beginning(tmp_path: Path, tokenizer: Tokenizer) -> None:

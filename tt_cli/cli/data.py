@@ -155,7 +155,7 @@ def inspect(
         ),
     ] = None,
     samples: Annotated[int, option("N", "random rows to show (default 16)", min=1)] = 16,
-    seed: Annotated[int, option("N", "another seed shows other rows (default 0)")] = 0,
+    seed: Annotated[int, option("N", "another seed shows other rows (default 0)", min=0)] = 0,
     page: Annotated[Path | None, option("FILE", "write one HTML page with everything in it")] = None,
     sheet: Annotated[Path | None, option("FILE", "write the pictures as one, such as sheet.png")] = None,
     json: Json = False,

@@ -42,7 +42,7 @@ def demo(
             "pictures, or beginnings of text that was held out)",
         ),
     ] = None,
-    seed: Annotated[int, option("SEED", "of the drawings (default 0)")] = 0,
+    seed: Annotated[int, option("SEED", "of the drawings (default 0)", min=0)] = 0,
     plain: Plain = False,
     json: Annotated[bool, output_switch("--json", "no screen; one JSON object at the end")] = False,
 ) -> None:

@@ -68,7 +68,7 @@ def join(
     batch_size: Annotated[int | None, setting("batch_size", "N", "examples at a time; default: tried out")] = None,
     threads: Annotated[int | None, setting("threads", "N", "CPU threads for computing; default: all cores")] = None,
     seed: Annotated[
-        int | None, option("SEED", "order of this peer's examples; default: its own, new each time")
+        int | None, option("SEED", "order of this peer's examples; default: its own, new each time", min=0)
     ] = None,
     name: Annotated[
         str | None,

@@ -143,8 +143,9 @@ class ExampleStream:
     # ------------------------------------------------------------ in memory
 
     def _shuffled(self, examples: Sequence[Example]) -> Iterator[CaptionAndCodes]:
+        own = session_seed(self.seed, self._peer)
         for epoch in count():
-            seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
+            seed = int(np.random.SeedSequence((own, epoch)).generate_state(1)[0])
             for place in np.random.default_rng(seed).permutation(len(examples)):
                 self.counts["kept"] += 1
                 yield examples[place].caption, examples[place].codes
