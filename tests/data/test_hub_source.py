@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def text_read(name: str) -> tuple[list[str], list[str], int] | str:
     """In the client's process: documents of an epoch, held-out ones, and the size of a batch; or an error."""
     from testbed.tiny_words import tiny_words
 
-    from tt_cli.data.text.token_stream import TextTokenizer, TokenStream, held_out_ids, token_ids
+    from tt_cli.data.text.token_reader import TextTokenizer, held_out_ids, token_ids
+    from tt_cli.data.text.token_stream import TokenStream
 
     run = tiny_words().replaced({"data": {"source": "hub", "name": name}})
     tokenizer = TextTokenizer(run.tokenizer)
@@ -92,7 +94,8 @@ def text_read(name: str) -> tuple[list[str], list[str], int] | str:
             [tokenizer.backend.decode(ids[:-1].tolist()) for ids in found]
             for found in (token_ids(run.data, tokenizer, "train", 3), held_out_ids(run.data, tokenizer))
         )
-        return train, held_out, len(next(TokenStream(run, tokenizer, 0).batches(4)))
+        with closing(TokenStream(run, tokenizer, 0)) as stream:
+            return train, held_out, len(next(stream.batches(4)))
     except TTError as error:
         return f"{error.exit_code} {error}"
 
@@ -112,3 +115,33 @@ def test_text_is_streamed_and_its_validation_split_is_held_out(hub: HubStandin, 
     assert held_out == ["Nobody trains on it."]
     assert numbers == "2 the data set acme/numbers has no column text; it has number"
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
+
+
+def room_while_fetching(url: str, names: list[str]) -> int:
+    """In the client's process: bytes that it takes at once while a shard is on its way."""
+    import numpy as np
+    from testbed.tiny_words import tiny_words
+
+    from tt_cli.data.text.token_reader import TextTokenizer
+    from tt_cli.data.text.token_stream import TokenStream
+
+    hub = HubStandin()
+    hub.url = url
+    run = tiny_words().replaced({"data": {"source": "hub", "name": "acme/slow", "shuffle_buffer": 1}})
+    with closing(TokenStream(run, TextTokenizer(run.tokenizer), 0)) as stream:
+        batches = stream.batches(4)
+        assert len(next(batches)) == 4
+        while not all(any(name in line for line in hub.log()) for name in names):
+            pass
+        return np.empty(3 << 29, np.uint8).nbytes
+
+
+def test_a_fetch_under_way_leaves_the_training_process_its_memory(hub: HubStandin, tmp_path: Path) -> None:
+    """Each shard is more than the first batch waits for, and less than may be read ahead."""
+    names = [f"train-0000{number}-of-00002.parquet" for number in range(2)]
+    rows = [{"text": f"Document {number} says it. " * 9} for number in range(290)]
+    hub.put("dataset", "acme/slow", {f"data/{name}": table(rows, images=False) for name in names})
+    for name in names:
+        hub.fault(name, 0, delay=3.0)
+    with spawned(hub.environment(tmp_path)) as call:
+        assert call(room_while_fetching, hub.url, names).result() == 3 << 29

@@ -22,7 +22,7 @@ from testbed.process_watch import ProcessWatch
 
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.prefetch_process import MOST_MEMORY, Messages
+from tt_cli.data.stream.prefetch_process import Messages
 from tt_cli.data.stream.row_reader import Block
 from tt_cli.data.stream.subset import heldout_examples
 from tt_cli.errors import TTError, UsageError
@@ -84,7 +84,7 @@ def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
         found += captions_of(blocks, 1500 - len(found))
     assert found == whole
     assert told == [
-        ("the process that reads the data was ended by signal 9", "starts another one, which goes on there")
+        ("the process that reads the data was ended by signal 9", "starts another one, which goes on")
     ] * len(told)
     assert told
 
@@ -167,7 +167,7 @@ def test_a_page_of_kilobytes_does_not_become_gigabytes(plan: ReadPlan, tmp_path:
         assert len(set(captions_of(blocks_of(prefetch), 1200))) == 600
         assert prefetch.pid == pid, "it goes on"
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert int(peak) << 10 < MOST_MEMORY
+    assert int(peak) << 10 < plan.memory
     assert told and all("train-1.parquet cannot be read to its end (malloc of size" in words for words in told)
 
 

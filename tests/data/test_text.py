@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
+import os
+import signal
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count, islice
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,18 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from data.rows import bomb
 from testbed.tiny_words import tiny_words
 
-from tt_cli.data.text import token_stream
-from tt_cli.data.text.token_stream import (
-    AHEAD,
-    TextTokenizer,
-    TokenStream,
-    cut,
-    held_out,
-    read_ahead,
-    shuffled,
-    token_ids,
-)
+from tt_cli.data.examples import RowCounts
+from tt_cli.data.stream.prefetch import PREFETCH_BLOCKS
+from tt_cli.data.text import token_reader
+from tt_cli.data.text.token_reader import POOL, SENT, TextTokenizer, cut, shuffled, token_ids
+from tt_cli.data.text.token_stream import TokenStream, held_out
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import CausalLmRun
+from tt_cli.supervisor.processes import alive
 
 RUN = tiny_words()
 TOKENIZER = TextTokenizer(RUN.tokenizer)
@@ -62,41 +59,10 @@ def test_a_later_epoch_is_cut_elsewhere() -> None:
 
 
 def test_neighbours_are_shuffled_apart_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_stream, "POOL", 16)
+    monkeypatch.setattr(token_reader, "POOL", 16)
     examples = [np.array([number]) for number in range(100)]
     order = [int(example[0]) for example in shuffled(iter(examples), np.random.default_rng(0))]
     assert sorted(order) == list(range(100)) and order != list(range(100))
-
-
-def test_a_thread_reads_ahead_and_ends_with_who_reads() -> None:
-    far, ended = threading.Event(), threading.Event()
-
-    def endless() -> Iterator[np.ndarray]:
-        try:
-            for number in count():
-                if number == AHEAD:
-                    far.set()
-                yield np.array([number])
-        finally:
-            ended.set()
-
-    examples = read_ahead(endless())
-    assert next(examples).tolist() == [0] and next(examples).tolist() == [1]
-    assert far.wait(60)  # although nobody asked for it
-    examples.close()  # type: ignore[attr-defined]
-    del examples
-    assert ended.wait(60)
-
-
-def test_what_goes_wrong_ahead_is_told_in_its_turn() -> None:
-    def short() -> Iterator[np.ndarray]:
-        yield np.array([0])
-        raise TTError("the data set has no text")
-
-    examples = read_ahead(short())
-    assert next(examples).tolist() == [0]
-    with pytest.raises(TTError, match="no text"):
-        next(examples)
 
 
 def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:
@@ -143,14 +109,52 @@ def write(folder: Path, kind: str, texts: list[Any], split: str = "train") -> No
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
 def test_files_are_documents_each_epoch_in_another_order(tmp_path: Path, kind: str) -> None:
     write(tmp_path, kind, DOCUMENTS)
-    stream = TokenStream(on_files(tmp_path), TOKENIZER, 0)
-    ends, epochs = stream._documents(), []
-    for _ in range(2):
-        epochs.append([ids.tobytes() for ids in islice(ends, len(DOCUMENTS))])
     expected = Counter(TOKENIZER.document(text).tobytes() for text in DOCUMENTS)
+    with closing(TokenStream(on_files(tmp_path), TOKENIZER, 0)) as stream:
+        assert len(next(stream.batches(4))) == 4 and stream.counts["kept"] > len(DOCUMENTS)
+        ends, epochs = token_reader._endless(stream._plan, TOKENIZER, 0, RowCounts()), []
+        for _ in range(2):
+            epochs.append([ids.tobytes() for ids in islice(ends, len(DOCUMENTS))])
     assert Counter(epochs[0]) == Counter(epochs[1]) == expected
     assert epochs[0] != epochs[1]
-    assert len(next(stream.batches(4))) == 4 and stream.counts["kept"] > len(DOCUMENTS)
+
+
+def test_another_process_reads_files_and_what_ends_it_changes_their_order(tmp_path: Path) -> None:
+    """It loads no torch, begins no order twice, and ends with the stream."""
+    write(tmp_path, "jsonl", DOCUMENTS)
+    seen, told = [], list[str]()
+    for kills, peer in ((0, "anna"), (1, "anna"), (0, "ben")):
+        stream = TokenStream(on_files(tmp_path), TOKENIZER, 3, peer=peer, tell=lambda *words: told.append(words[0]))
+        batches = stream.batches(SENT)
+        batch = next(batches)
+        assert stream._prefetch is not None and alive(pid := stream._prefetch.pid)
+        assert batch.captions[0] == TOKENIZER.words(batch.tensors["ids"][0].numpy())
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "libarrow" in mapped and "libtorch" not in mapped and "hivemind" not in mapped
+        if kills:
+            os.kill(pid, signal.SIGKILL)
+        more = [next(batches).tensors["ids"] for _ in range(PREFETCH_BLOCKS + POOL // SENT)]  # all that was sent
+        seen.append([batch.tensors["ids"], *more])
+        stream.close()
+        assert not alive(stream._prefetch.pid)
+    assert told == ["the process that reads the data was ended by signal 9"]
+    assert torch.equal(seen[0][0], seen[1][0]) and not torch.equal(seen[0][0], seen[2][0])
+    assert not any(torch.equal(seen[0][0], later) for later in seen[1][1:])
+
+
+def test_a_page_of_kilobytes_does_not_become_gigabytes(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("page", "document")]
+    for folder in folders:
+        folder.mkdir()
+    bomb(folders[0] / "train.parquet")
+    (folders[1] / "train.txt").touch()
+    os.truncate(folders[1] / "train.txt", 1 << 33)
+    for folder, column, why in zip(folders, ("caption", "text"), ("malloc of size", "MemoryError"), strict=True):
+        with (
+            closing(TokenStream(on_files(folder, column=column), TOKENIZER, 0)) as stream,
+            pytest.raises(TTError, match=rf"cannot read the data set mine: a file of it is damaged \(.*{why}"),
+        ):
+            next(stream.batches(1))
 
 
 def test_a_held_out_file_is_found_by_its_name(tmp_path: Path) -> None:
@@ -165,8 +169,8 @@ def test_a_held_out_file_is_found_by_its_name(tmp_path: Path) -> None:
 
 def test_what_is_no_text_is_counted_and_left_out(tmp_path: Path) -> None:
     write(tmp_path, "jsonl", ["", None, *DOCUMENTS, "  "])
-    stream = TokenStream(on_files(tmp_path), TOKENIZER, 0)
-    next(stream.batches(1))
+    with closing(TokenStream(on_files(tmp_path), TOKENIZER, 0)) as stream:
+        next(stream.batches(1))
     epochs, rest = divmod(stream.counts["kept"], len(DOCUMENTS))
     assert 3 * epochs <= stream.counts["no_text"] <= 3 * (epochs + (rest > 0))
     assert "no text" in stream.counts.in_words()

@@ -19,7 +19,7 @@ from tt_cli.data.build import token_shards
 from tt_cli.data.build.dataset_publishing import card, finished_folder, publish
 from tt_cli.data.build.token_shards import tokenize
 from tt_cli.data.codes import ID_COLUMNS
-from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
+from tt_cli.data.text.token_reader import TextTokenizer, held_out_ids, token_ids
 from tt_cli.errors import UsageError
 from tt_cli.run import CausalLmRun
 

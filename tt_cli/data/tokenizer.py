@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
-import torch
 
 from tt_cli.data import builtin
 from tt_cli.data.word_cache import Words
@@ -14,6 +14,9 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
 from tt_cli.run import DalleRun, RunConfig
 from tt_cli.run.sections import TokenizerSource
+
+if TYPE_CHECKING:  # the process that reads text ahead does without
+    import torch
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -42,12 +45,14 @@ class Tokenizer:
 
     def encode(self, captions: Sequence[str]) -> torch.Tensor:
         """Captions → ids (b, text_length) int64."""
+        from torch import from_numpy
+
         ids = np.full((len(captions), self.text_length), self.pad_id, dtype=np.int64)
         for row, caption in zip(ids, captions, strict=True):
             # One by one: the batch call starts threads, which do not survive hivemind's forks.
             known = self._words.ids(caption)[: self.text_length]
             row[: len(known)] = known  # through numpy: a tensor for each caption takes as long as its tokens
-        return torch.from_numpy(ids)
+        return from_numpy(ids)
 
     def decode(self, ids: torch.Tensor) -> list[str]:
         """Ids (b, t) → captions, without the padding (and without what truncation cut off)."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
+from tt_cli.data.text.token_reader import TextTokenizer, held_out_ids, token_ids
 from tt_cli.data.text.trigram import trigram_perplexity
 from tt_cli.draw.weights_source import WeightsSource, torch_device
 from tt_cli.errors import UsageError, first_line

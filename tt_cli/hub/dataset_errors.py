@@ -26,7 +26,7 @@ def dataset_errors(action: str, missing: str, damaged: type[TTError] = TTError) 
                 raise UsageError(f"{action}: {missing} or run `tt login`") from error
             except datasets.exceptions.DatasetsError as error:
                 raise damaged(f"{action}: {first_line(error)}") from error
-            except pyarrow.ArrowException as error:
+            except (pyarrow.ArrowException, MemoryError) as error:
                 raise damaged(f"{action}: a file of it is damaged ({first_line(error)})") from error
     except ValueError as error:  # an unknown split or configuration
         raise UsageError(f"{action}: {first_line(error)}") from error

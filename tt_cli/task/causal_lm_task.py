@@ -15,13 +15,14 @@ from tt_cli.memory.activations import Activations
 from tt_cli.memory.trainer_account import MemoryComponent, peer_items, place_of
 from tt_cli.run import CausalLmRun, RunConfig
 from tt_cli.run.text_parts import LanguageModelPart, LoraPart, PretrainedPart
-from tt_cli.task.task import Losses, Task, is_muons, narrow, trained
+from tt_cli.task.task import Losses, Task, Tell, is_muons, narrow, trained
 
 if TYPE_CHECKING:
     from torch import Size, nn
 
     from tt_cli.data.examples import Batch
-    from tt_cli.data.text.token_stream import TextTokenizer, TokenStream
+    from tt_cli.data.text.token_reader import TextTokenizer
+    from tt_cli.data.text.token_stream import TokenStream
     from tt_cli.model.traced_pass import Loss, Make
 
 Parts = tuple[LanguageModelPart, PretrainedPart | None, LoraPart | None]
@@ -40,7 +41,7 @@ class CausalLmTask(Task["nn.Module"]):
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer that the run file names. Raises TTError; UsageError where it does not fit the model."""
-        from tt_cli.data.text.token_stream import TextTokenizer
+        from tt_cli.data.text.token_reader import TextTokenizer
         from tt_cli.model.causal_lm import check_fit
 
         tokenizer = TextTokenizer(self.run.tokenizer)
@@ -64,10 +65,10 @@ class CausalLmTask(Task["nn.Module"]):
         """With adapters, the weights that stay are there wherever any are."""
         return super().unfilled_model(device) if self.run.lora is None or device == "meta" else self.new_model()
 
-    def examples(self, seed: int, *, peer: str = "", **_: Any) -> TokenStream:
+    def examples(self, seed: int, *, peer: str = "", tell: Tell = lambda words, remedy: None, **_: Any) -> TokenStream:
         from tt_cli.data.text.token_stream import TokenStream
 
-        return TokenStream(self.run, self.tokenizer, seed, peer=peer)
+        return TokenStream(self.run, self.tokenizer, seed, peer=peer, tell=tell)
 
     def held_out(self, most: int, size: int) -> list[Batch]:
         from tt_cli.data.text.token_stream import held_out

@@ -23,7 +23,7 @@ from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
-from tt_cli.data.text.token_stream import SHOWN_TOKENS, TextTokenizer
+from tt_cli.data.text.token_reader import SHOWN_TOKENS, TextTokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import CausalLmRun, DalleRun, RunConfig
 from tt_cli.run.sections import VqganPart

@@ -22,7 +22,7 @@ from tt_cli.data.build.journal import Journal, agree_on, write_sums
 from tt_cli.data.codes import ID_COLUMNS
 from tt_cli.data.examples import RowCounts
 from tt_cli.data.shard_format import ShardFacts
-from tt_cli.data.text.token_stream import TextTokenizer, held_out_ids, token_ids
+from tt_cli.data.text.token_reader import TextTokenizer, held_out_ids, token_ids
 from tt_cli.errors import UsageError
 from tt_cli.run import CausalLmRun
 

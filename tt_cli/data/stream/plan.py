@@ -5,19 +5,32 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import Any, ClassVar
 
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.transfer import PATIENCE
 from tt_cli.run import DalleRun, RunConfig
 
 
-@dataclass(frozen=True)
-class ReadPlan:
-    """The work of a reader: plain data, for another process."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The work of a process that reads: plain data.
 
+    reader: MODULE:FUNCTION that takes the plan as JSON, and who hears a trouble and a remedy, and yields packed blocks.
+    memory: bytes that the process takes at most; a page of parquet of a few kilobytes can stand for gigabytes.
+    """
+
+    reader: ClassVar[str]
+    memory: ClassVar[int]
+    state: dict[str, Any] | None = None  # where an earlier reader was
+
+
+@dataclass(frozen=True)
+class ReadPlan(Plan):
+    """The work of a process that reads captions and codes."""
+
+    reader: ClassVar[str] = "tt_cli.data.stream.row_reader:packed_blocks"
+    memory: ClassVar[int] = 1 << 30
     kind: str  # this and the next two: see `location_of`
     place: str
     revision: str | None
@@ -27,12 +40,8 @@ class ReadPlan:
     rules: RowRules
     cache: Path | None = None  # a folder for shards, None to keep none
     cache_bytes: int = 0
-    state: dict[str, Any] | None = None  # where an earlier reader was
     patience: float = PATIENCE  # seconds that a transfer may stand still
     strict: bool = False  # a shard that does not come is an error
-
-
-PLAN = TypeAdapter(ReadPlan)  # as JSON
 
 
 def plan_of(

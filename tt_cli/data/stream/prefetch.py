@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgpack
+from pydantic import TypeAdapter
 
-from tt_cli.data.stream.plan import PLAN, ReadPlan
+from tt_cli.data.stream.plan import Plan
 from tt_cli.data.stream.row_reader import Block
 from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
@@ -28,21 +29,22 @@ PREFETCH_BLOCKS = 24  # some 16 MB at the paper's sizes
 STARTS = 3  # of the process, when it ends before it gave anything
 ERRORS = {kind.__name__: kind for kind in (NoSplit, UsageError, TTError)}
 PROGRAM = Path(__file__).with_name("prefetch_process.py")
-ENVIRONMENT = {  # memory that stays flat: one arena, and no allocator that keeps what it has
+ENVIRONMENT = {  # memory that stays flat: one arena, no allocator that keeps what it has, and `datasets` without torch
     "MALLOC_ARENA_MAX": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "USE_TORCH": "0",
 }
 
 
 class Prefetch:
     """The process that reads ahead; close it. on_trouble: hears a trouble and a remedy, in `next`.
 
-    bound: blocks that it may hold. A process that is ended by something else is started again, where it was.
+    bound: blocks that it may hold. A process that is ended by something else is started again, with its last state.
     """
 
-    def __init__(self, plan: ReadPlan, on_trouble: Callable[[str, str], None], bound: int = PREFETCH_BLOCKS) -> None:
+    def __init__(self, plan: Plan, on_trouble: Callable[[str, str], None], bound: int = PREFETCH_BLOCKS) -> None:
         self._plan, self._on_trouble, self._bound = plan, on_trouble, bound
         self._owner, self._ended_early = os.getpid(), 0
         self._process, self._messages = self._start()
@@ -89,17 +91,17 @@ class Prefetch:
         self._messages.close()
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        receiver, sender = multiprocessing.Pipe(duplex=False)
+        plan, (receiver, sender) = self._plan, multiprocessing.Pipe(duplex=False)
         with sender:
             process = subprocess.Popen(
-                [sys.executable, "-P", str(PROGRAM), str(os.getpid()), str(self._bound)],
+                [sys.executable, "-P", *map(str, (PROGRAM, plan.reader, os.getpid(), self._bound, plan.memory))],
                 stdin=subprocess.PIPE,
                 stdout=sender.fileno(),
                 env={**os.environ, **ENVIRONMENT},
             )
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # it has ended; `next` finds out
-            process.stdin.write(PLAN.dump_json(self._plan))
+            process.stdin.write(TypeAdapter(type(plan)).dump_json(plan))
         return process, receiver
 
     def _restart(self) -> None:
@@ -110,6 +112,6 @@ class Prefetch:
             raise TTError(
                 f"the process that reads the data was {how}, {STARTS + 1} times: free some memory, or see the log"
             )
-        self._on_trouble(f"the process that reads the data was {how}", "starts another one, which goes on there")
+        self._on_trouble(f"the process that reads the data was {how}", "starts another one, which goes on")
         self.close()
         self._process, self._messages = self._start()

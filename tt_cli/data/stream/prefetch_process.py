@@ -1,4 +1,4 @@
-"""The process that reads examples ahead: `python prefetch_process.py PARENT BOUND`, plan on stdin, messages on stdout.
+"""The process that reads examples ahead, see `prefetch`: the plan on stdin, messages on stdout.
 
 A message is a kind and its content in msgpack: a `Block`, a trouble and its remedy, or at last the error or the bug
 that ended the reading. The process is run as a file: the package around it loads torch, which takes seconds and 200 MB.
@@ -13,14 +13,13 @@ import resource
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import msgpack
-
-ROWS = 256  # of a message
-MOST_MEMORY = 1 << 30  # bytes; a page of parquet of a few kilobytes can stand for gigabytes
 
 
 class Messages(queue.PriorityQueue[tuple[bool, int, bytes]]):
@@ -45,29 +44,25 @@ class Messages(queue.PriorityQueue[tuple[bool, int, bytes]]):
             self.task_done()
 
 
-def main(parent: int, bound: int) -> None:
-    """Read by the plan on stdin until the parent ends."""
+def main(reader: str, parent: int, bound: int, memory: int) -> None:
+    """Read by the plan on stdin until the parent ends. reader, memory: see `Plan`."""
     from tt_cli.errors import TTError
     from tt_cli.supervisor.processes import end_with
 
     end_with(parent)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     connection = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     messages = Messages(connection, bound)
     try:
         import pyarrow
 
-        from tt_cli.data.stream.plan import PLAN
-        from tt_cli.data.stream.row_reader import RowReader
-
         pyarrow.set_cpu_count(1)
         pyarrow.set_io_thread_count(1)
-        plan = PLAN.validate_json(sys.stdin.buffer.read())
-        reader = RowReader(plan, lambda trouble, remedy: messages.add("trouble", (trouble, remedy), urgent=True))
-        for block in reader.blocks():
-            for part in block.parts(ROWS):
-                messages.add("block", part.packed())
+        blocks: Callable[..., Iterator[Any]] = resolve_name(reader)
+        plan = sys.stdin.buffer.read()
+        for block in blocks(plan, lambda *trouble: messages.add("trouble", trouble, urgent=True)):
+            messages.add("block", block)
     except TTError as error:
         messages.add("error", ([kind.__name__ for kind in type(error).__mro__], str(error)))
     except Exception:
@@ -77,4 +72,4 @@ def main(parent: int, bound: int) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter, missing_columns
@@ -34,6 +35,7 @@ from tt_cli.errors import TTError, UsageError
 
 GIVE_UP = 5  # failures on end, of a reader that never got anything
 QUICKLY = 3  # shards on end that are not there, before there are pauses
+ROWS = 256  # of a message
 LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
 
 
@@ -42,19 +44,19 @@ class Block:
     """Good rows in a random order."""
 
     captions: list[str]
-    codes: np.ndarray  # (k, n) int16
+    codes: np.ndarray  # (k, n) int16; ids (k, length + 1) int32 of text
     state: dict[str, Any]  # for a plan, to go on with at the first of them; JSON
     counts: dict[str, int]  # of the rows left out since the last block
 
     def packed(self) -> dict[str, Any]:
         """Plain data for another process."""
-        return {**vars(self), "codes": (self.codes.astype("<i2").tobytes(), self.codes.shape)}
+        return {**vars(self), "codes": (self.codes.tobytes(), self.codes.shape, self.codes.dtype.str)}
 
     @classmethod
     def unpacked(cls, content: dict[str, Any]) -> Block:
         """The block that was packed."""
-        codes, shape = content["codes"]
-        return cls(**{**content, "codes": np.frombuffer(codes, "<i2").reshape(shape)})
+        codes, shape, dtype = content["codes"]
+        return cls(**{**content, "codes": np.frombuffer(codes, dtype).reshape(shape)})
 
     @property
     def epoch(self) -> int:
@@ -92,6 +94,12 @@ class _Piece:
             _Piece(self.captions[:count], self.codes[:count], self.rows[:count], between),
             _Piece(self.captions[count:], self.codes[count:], self.rows[count:], self.after, self.last),
         )
+
+
+def packed_blocks(plan: bytes, on_trouble: Callable[[str, str], None]) -> Iterator[dict[str, Any]]:
+    """Examples of a plan, as the process sends them."""
+    for block in RowReader(TypeAdapter(ReadPlan).validate_json(plan), on_trouble).blocks():
+        yield from (part.packed() for part in block.parts(ROWS))
 
 
 class RowReader:
