@@ -117,6 +117,31 @@ def test_text_is_streamed_and_its_validation_split_is_held_out(hub: HubStandin, 
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
 
 
+def test_a_readme_that_names_files_elsewhere_is_refused_by_all_readers(hub: HubStandin, tmp_path: Path) -> None:
+    """Else a member would train on private files, and `tt data` would publish them."""
+    private = {"text": "Dear diary. " * 20_000, "image": "", "caption": "", "code": ""}
+    (tmp_path / "private.jsonl").write_text(json.dumps(private) + "\n")
+    shard = {"data/train-00000.parquet": table([{"text": "Its own. " * 20_000}], images=False)}
+    hub.put("dataset", "acme/plain", shard)
+    patterns = {
+        "own": "data/*.parquet",
+        "file": f"{tmp_path}/private.jsonl",
+        "glob": f"{tmp_path}/*.jsonl",
+        "address": f"{hub.url}/datasets/acme/plain/resolve/main/data/train-00000.parquet",
+        "other": "hf://datasets/acme/plain/data/*.parquet",
+    }
+    for name, pattern in patterns.items():
+        card = f"---\nconfigs:\n- config_name: default\n  data_files: {json.dumps(pattern)}\n---\n"
+        hub.put("dataset", f"acme/{name}", {"README.md": card, **shard})
+    with spawned(hub.environment(tmp_path)) as call:
+        own, *_ = call(text_read, "acme/own").result()
+        assert own == ["Its own. " * 20_000]
+        for name in [name for name in patterns if name != "own"]:
+            for answer in [call(read, f"acme/{name}").result() for read in (text_read, opened, kept)]:
+                assert answer.startswith(f"2 cannot read the data set acme/{name}: Data files don't belong to")
+                assert "\n" not in answer
+
+
 def room_while_fetching(url: str, names: list[str]) -> int:
     """In the client's process: bytes that it takes at once while a shard is on its way."""
     import numpy as np
