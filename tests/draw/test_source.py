@@ -163,7 +163,18 @@ def test_one_of_several_gpus_draws(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert torch_device("cuda:1") == torch.device("cuda", 1) and torch_device("auto") == torch.device("cuda", 0)
+    broken = [torch.device("cuda", 0)]
+
+    def try_out(device: torch.device) -> None:
+        if device in broken:
+            raise RuntimeError("CUDA error: no kernel image is available\nfor this")
+
+    for device in ("auto", "cuda:1"):
+        assert torch_device(device, try_out) == torch.device("cuda", 1)
+    with pytest.raises(UsageError, match="^--device cuda: CUDA error: no kernel image is available: see `tt doctor`"):
+        torch_device("cuda", try_out)
+    broken += [torch.device("cuda", 1)]
+    assert torch_device("auto", try_out) == torch.device("cpu") == torch_device("cpu", try_out)
     with pytest.raises(UsageError, match="^--device cuda:2: torch finds 2 GPUs here"):
         torch_device("cuda:2")
     with pytest.raises(UsageError, match="^--device gpu: no such device: give auto, cpu, cuda or cuda:N$"):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tt_cli.model.dalle import Dalle, _layers
 from tt_cli.model.dalle_config import ALL, NOTHING, STREAM, DalleConfig
+from tt_cli.model.layers.products import sums_wide
 from tt_cli.model.layers.reversible import Trunk
 from tt_cli.model.losses import SplitCrossEntropy, Targets
 
@@ -272,3 +273,8 @@ def test_float16_needs_no_loss_scaling() -> None:
     assert max(expected[name].abs().max() for name in last if ".norm." in name) < 1e-7
     for name in found:
         assert relative_difference({name: found[name]}, {name: expected[name]}) < 2e-2, name
+
+
+def test_a_device_is_asked_whether_it_adds_to_a_wide_sum() -> None:
+    """Of those that torch has, CPUs do not; a GPU's answer differs with torch and its maker."""
+    assert not sums_wide(torch.device("cpu"), torch.bfloat16, torch.float32)

@@ -260,17 +260,21 @@ def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
     assert asyncio.run(doubts(*PEERS[2:])) == {str(PEERS[2]): "did not show what it sent"}
 
 
-@pytest.mark.parametrize("changes", [None, {"inputs": bytes(32)}], ids=["nothing", "unlike"])
-def test_what_a_reducer_says_later_keeps_no_audit_from_what_it_signed_first(
-    tmp_path: Path, changes: dict[str, Any] | None
+@pytest.mark.parametrize(
+    ("later", "changes"),
+    [(2, None), (2, {"inputs": bytes(32)}), (1, {"inputs": bytes(32)})],
+    ids=["nothing", "unlike", "another one's"],
+)
+def test_what_a_reducer_says_later_keeps_no_audit_from_what_was_signed_first(
+    tmp_path: Path, later: int, changes: dict[str, Any] | None
 ) -> None:
     outcomes, liar = run_round(Clipping(0), Clipping(1), Liar(2), Clipping(3)), str(PEERS[2])
     commit, sampler = outcomes[0].commit, AuditSampler()
-    said = commit.statuses[liar]
-    signed = b"" if changes is None else replace(Commitment.read(said.commitment), **changes).sign(SIGNERS[2])
+    said = commit.statuses[str(PEERS[later])]
+    signed = b"" if changes is None else replace(Commitment.read(said.commitment), **changes).sign(SIGNERS[later])
 
     async def audit() -> None:
-        await commit.answer(PEERS[2], replace(said, commitment=signed).pack(GROUP))
+        await commit.answer(PEERS[later], replace(said, commitment=signed).pack(GROUP))
         audits.begin(commit)
         assert audits._audit is not None
         await audits._audit
@@ -278,8 +282,8 @@ def test_what_a_reducer_says_later_keeps_no_audit_from_what_it_signed_first(
     sampler.pick = lambda _, silent=(): None if silent else (PEERS[2], 0)  # type: ignore[method-assign]
     audits = audits_of(outcomes, [], {GROUP: commit}, proofs=EvidenceStore(tmp_path), sampler=sampler)
     asyncio.run(audit())
-    assert audits.proofs.guilty() == {liar}
-    assert Accusation.read(audits.proofs.read(liar)).index == (Accusation.UNLIKE if changes else 0)
+    assert audits.proofs.guilty() == {liar, *([str(PEERS[later])] if changes else [])}
+    assert Accusation.read(audits.proofs.read(liar)).index == 0
 
 
 def test_who_signs_nothing_or_something_else_is_named() -> None:

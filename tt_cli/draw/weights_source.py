@@ -21,7 +21,7 @@ from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published
 from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.draw.drawing import DrawingModels
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
@@ -106,15 +106,29 @@ def fetch_from_swarm(
     return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
 
 
-def torch_device(name: str) -> torch.device:
-    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where there is one. Raises UsageError for none such."""
+def multiply(device: torch.device) -> None:
+    """Compute something there. Raises RuntimeError where torch has no kernels for this GPU."""
+    torch.mm(*torch.ones(2, 8, 8, device=device)).cpu()
+
+
+def torch_device(name: str, try_out: Callable[[torch.device], None] = multiply) -> torch.device:
+    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where one works. Raises UsageError for none such."""
     match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", name)
     if match is None:
         raise UsageError(f"--device {name}: no such device: give auto, cpu, cuda or cuda:N")
     gpus, index = torch.cuda.device_count() if torch.cuda.is_available() else 0, int(match[1] or 0)
     if index >= gpus and name not in ("auto", "cpu"):
         raise UsageError(f"--device {name}: torch finds {gpus or 'no'} GPU{'s' * (gpus > 1)} here; use --device cpu")
-    return torch.device("cuda", index) if gpus and name != "cpu" else torch.device("cpu")
+    for number in range(gpus) if name == "auto" else [index] if name != "cpu" else []:
+        try:
+            try_out(device := torch.device("cuda", number))
+            return device
+        except RuntimeError as error:
+            if name != "auto":
+                raise UsageError(
+                    f"--device {name}: {first_line(error)}: see `tt doctor`, or use --device cpu"
+                ) from error
+    return torch.device("cpu")
 
 
 def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:

@@ -152,7 +152,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         except WorkerBroken:  # the next process goes on from here
             save()
             raise
-        except torch.AcceleratorError as error:  # the device does nothing more, but the state is in RAM
+        except getattr(torch, "AcceleratorError", ()) as error:  # (torch 2.8) its state is in RAM still
             save()
             raise WorkerBroken(f"{device.name} failed ({str(error).partition(chr(10))[0]})") from error
         if not orders.leave.is_set():

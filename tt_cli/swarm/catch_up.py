@@ -145,7 +145,7 @@ class CatchUp:
             if not self._step():
                 return False
         if self._state.position != (view.epoch, view.digest):
-            self._false[giver] = self._averager.clock.monotonic()  # only liars have one for where a false one leads
+            self._false[giver] = self._averager.clock.monotonic()  # it, or this peer's own machine
             self._emit(Log(f"{giver} sent an average that does not lead to the others' state", "warning"))
             return False
         self._arrived(giver, started, int(self._averager.traffic[1]) - before)

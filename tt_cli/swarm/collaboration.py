@@ -460,10 +460,11 @@ class Collaboration:
     def _wait_for_late(self, started: float) -> SwarmState:
         """Give those who are about to come to this state the time that matchmaking would take; then go without them."""
         view, waited = self.board.fresh_view(), dict[str, float]()
+        began = self.clock.monotonic()
         while late := self._selector.late(view, *self.state.position):
-            seconds = self.clock.monotonic() - started
-            waited |= dict.fromkeys((record.peer_id for record in late), seconds)
-            if self._closing or seconds > self.run.swarm.matchmaking_time:
+            now = self.clock.monotonic()
+            waited |= dict.fromkeys((record.peer_id for record in late), now - began)
+            if self._closing or now > started + self.run.swarm.matchmaking_time:
                 self._selector.no_shows.strike(record.peer_id for record in late)
                 break
             view = self.board.fresh_view()

@@ -16,7 +16,6 @@ from torch import Tensor
 _BLOCK_ELEMENTS = 1 << 21
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # nor where one product is cut up
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-_SUMS_WIDE = hasattr(torch.ops.aten.addmm, "dtype_out")  # from torch 2.8 on
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -36,7 +35,7 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
     if total.dtype == a.dtype and unit is None:
         total.addmm_(a.t(), b)
         return
-    if _SUMS_WIDE and total.is_cuda:  # cuBLAS adds to the wide sum itself
+    if total.is_cuda and sums_wide(total.device, a.dtype, total.dtype):
         if unit is None:
             torch.ops.aten.addmm.dtype_out(total, a.t(), b, total.dtype, out=total)
         else:
@@ -50,6 +49,17 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
             rows.add_(piece)
         else:
             rows.addcmul_(piece.to(rows.dtype), unit)
+
+
+@cache
+def sums_wide(device: torch.device, narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """True where the device's BLAS adds to a wide sum itself: not with torch before 2.11, or with some for ROCm."""
+    a, total = torch.ones(16, 16, dtype=narrow, device=device), torch.zeros(16, 16, dtype=wide, device=device)
+    try:
+        torch.ops.aten.addmm.dtype_out(total, torch.ops.aten.mm.dtype(a, a, wide).to(narrow), a, wide, out=total)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def column_sums(x: Tensor) -> Tensor:

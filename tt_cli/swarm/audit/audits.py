@@ -105,13 +105,13 @@ class Audits(ServicerBase):
         allreduce, silent = phase.allreduce, set[PeerID]()
         while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
             finding = await self.audit(allreduce, place, phase.checked)
-            for unlike in phase.proofs.values():  # what somebody has signed since
-                self._proven(finding, Accusation.read(unlike))
+            since = [self._proven(Finding(), Accusation.read(unlike)) for unlike in phase.proofs.values()]
             if not (overtaken := self._overtaken()) and not late:
                 self._doubts |= finding.doubts
-            if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
-                others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
-                await self._pass_on({finding.guilty: sorted(others)})
+            for one in (finding, *since):
+                if one.proven and self.proofs.keep(one.guilty, one.proven):
+                    others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {one.guilty}
+                    await self._pass_on({one.guilty: sorted(others)})
             if overtaken or not finding.silent:
                 break
             silent.add(place[0])
