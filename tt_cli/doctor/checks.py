@@ -38,7 +38,7 @@ FEW_FILES = 4096
 SKEW_WARNING, SKEW_FAIL = 1.5, 2.5
 BACKUPS = 4  # kept on disk, with the one being written
 # The ranges of pyproject.toml that are known to matter: package, from, before.
-RANGES = (("torch", "2.6", ""), ("hivemind", "1.1.12", "1.2"), ("numpy", "1.26", "2.4"), ("datasets", "5", "6"))
+RANGES = (("torch", "2.6", ""), ("hivemind", "1.1.12", "1.2"), ("numpy", "1.26", "2.4"), ("datasets", "5.1", "6"))
 PYTHON = ((3, 11), (3, 14))
 HUB = "https://huggingface.co"
 CLOCK_FIX = "have it set by NTP: `timedatectl set-ntp true`"
