@@ -157,6 +157,17 @@ class Answers(ConnectivityMonitor):
 JOINED = "/ip4/10.0.0.1/tcp/1/p2p/aux"
 
 
+class Node:
+    """In the place of a DHT node: of those whom it pings, `alive` answer."""
+
+    peer_id, alive = "me", frozenset[str]()
+
+    def run_coroutine(self, ping: Any, return_future: bool) -> Any:
+        there = [peer for peer in ping.keywords["known"] if peer in self.alive]
+        pings = dict.fromkeys(there, 0.0), {peer: [f"/at/{peer}"] for peer in there}
+        return SimpleNamespace(result=lambda timeout: pings)
+
+
 def answers(*peers: str) -> Connectivity:
     return Connectivity(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
 
@@ -177,6 +188,23 @@ def test_who_answers_a_ping_is_avoided_no_more(start: Callable[..., DHT]) -> Non
     assert joined.run_coroutine(_avoided) == 1
     ConnectivityMonitor(joined, addresses_of(first)).ask()
     assert joined.run_coroutine(_avoided) == 0
+
+
+def test_of_many_that_it_meets_in_weeks_a_peer_remembers_the_newest() -> None:
+    node: Any = Node()
+    contacts, gone = ConnectivityMonitor(node, [JOINED]), [f"gone-{number}" for number in range(3 * room.MOST_KNOWN)]
+    for start in range(0, len(gone), 8):
+        some = gone[start : start + 8]
+        node.alive = frozenset(("aux", *some))
+        contacts.accompanied(some)
+        assert contacts.ask(some).answered == node.alive
+    node.alive = frozenset(("anna", "ben"))
+    found = contacts.ask(["anna"])
+    assert found.answered == {"anna"} and len(found.asked) == room.MOST_KNOWN and "me" not in found.asked
+    assert contacts.met() == ["/at/anna/p2p/anna"]
+    contacts.accompanied(["ben"])
+    assert contacts.ask().answered == {"anna", "ben"}, "without a record of theirs"
+    assert contacts.why_not_alone() == UNSEEN.format("another trainer")
 
 
 def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:

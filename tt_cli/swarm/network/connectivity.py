@@ -128,17 +128,25 @@ class ConnectivityMonitor:
     ):
         self._dht, self._clock = dht, clock or Clock()
         self._lock = threading.Lock()
-        self._known = places(initial_peers)
-        self._initial = frozenset(self._known)
-        self._known |= {peer: where for peer, where in places(met).items() if peer not in self._initial}
-        self._company = set(self._known) - self._initial  # other trainers, as far as they are not known to be gone
+        self._initial = places(initial_peers)
+        self._known = dict[str, list[str]]()  # beside those; who was met last is last
+        self._meet(places(met))
+        self._company = set(self._known)  # other trainers, as far as they are not known to be gone
         self._began_at = self._asked_at = -math.inf
         self._unseen_since = math.inf
         self.newest = Connectivity()
 
+    def _meet(self, where: Mapping[str, list[str]]) -> None:
+        """Remember these, in place of those met longest ago, who may have left for good."""
+        before = {peer: there for peer, there in self._known.items() if peer not in where}
+        now = {peer: there for peer, there in where.items() if peer not in self._initial}
+        self._known = dict([*(before | now).items()][-MOST_KNOWN:])
+
     def accompanied(self, peer_ids: Iterable[str]) -> None:
         """These other trainers are there."""
-        self._company.update(peer_ids)
+        there = {peer: self._known.get(peer, []) for peer in peer_ids}
+        self._company.update(there)
+        self._meet(there)
         self._unseen_since = math.inf  # whoever is not seen later is so for the first time
 
     def why_not_alone(self, seen: Iterable[str] = (), parted: Iterable[str] = ()) -> str:
@@ -170,11 +178,11 @@ class ConnectivityMonitor:
 
     def met(self) -> list[str]:
         """Multiaddrs of some who answered last, beside the initial peers: through them, too, one can join the swarm."""
-        met = sorted(self.newest.answered - self._initial)[:MOST_MET]
+        met = sorted(self.newest.answered - self._initial.keys())[:MOST_MET]
         return [f"{address}/p2p/{peer}" for peer in met for address in self._known.get(peer, ())]
 
     def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Connectivity:
-        """Ping the initial peers and all that were met, and `peers` too (peer ids that accept connections).
+        """Ping the initial peers, `peers` (peer ids that accept connections), and as many as may be of those met last.
 
         anew: over new connections, and take whoever answers into the node's tables again.
         """
@@ -183,7 +191,8 @@ class ConnectivityMonitor:
             if self._asked_at > called and self._began_at > called - RECENT_SECONDS and not anew:
                 return self.newest  # another thread was asking
             self._began_at = self._clock.monotonic()
-            known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
+            present = {peer: list[str]() for peer in peers if peer not in self._initial}
+            known = self._initial | present | dict(reversed(self._known.items()))
             known.pop(str(self._dht.peer_id), None)
             known = dict(list(known.items())[:MOST_KNOWN])
             ping = partial(_ping, known=known, now=self._clock.dht_time, anew=anew, join=anew or self.newest.cut_off)
@@ -192,12 +201,10 @@ class ConnectivityMonitor:
                 ahead, connected = future.result(timeout=2 * (PING_SECONDS + DIAL_SECONDS) + SPARE_SECONDS)
             except Exception:  # it is silent, or whatever its process raised, or the pipe to it
                 unanswered = self.newest.unanswered + 1
-                self.newest = Connectivity(frozenset(known), initial=self._initial, unanswered=unanswered)
+                self.newest = Connectivity(frozenset(known), initial=frozenset(self._initial), unanswered=unanswered)
             else:
-                self._known |= {p: connected[p] for p in ahead if p in connected and p not in self._initial}
-                while len(self._known) > MOST_KNOWN:
-                    self._known.pop(next(peer for peer in self._known if peer not in self._initial))
+                self._meet({peer: connected[peer] for peer in ahead if peer in connected})
                 clock = statistics.median(ahead.values()) if ahead else None
-                self.newest = Connectivity(frozenset(known), frozenset(ahead), self._initial, clock)
+                self.newest = Connectivity(frozenset(known), frozenset(ahead), frozenset(self._initial), clock)
             self._asked_at = self._clock.monotonic()
             return self.newest
