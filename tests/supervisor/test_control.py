@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from supervisor.acting import WAIT, start_actor, start_boss, until
+from supervisor.acting import ENVIRONMENT, WAIT, start_actor, start_boss, until
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor import supervise as room
@@ -210,6 +211,28 @@ def test_it_tries_again_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(room, "RETRY_SECONDS", (0.05,))
     with Peer(folder, "step", "die", "die", "die", "obey") as peer:
         peer.wait_for_phase("paused", 2)
+        peer.wait_for_phase("training")
+
+
+def test_a_peer_that_has_worked_and_is_given_no_process_tries_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = list[bool]()
+
+    def refuse(*_: object, **__: object) -> None:
+        refused.append(True)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    class Refused(Peer):
+        def _start(self) -> Worker:
+            if self.workers and not refused:
+                return Worker("workers.actor", {}, self.folder / "log", ENVIRONMENT, refuse)
+            return super()._start()
+
+    monkeypatch.setattr(room, "RETRY_SECONDS", (0.05,))
+    with Refused(folder, "step", "obey") as peer:
+        paused = peer.wait_for_phase("paused").reason
+        assert paused.startswith("cannot start a worker process ") and "temporarily unavailable; tries again" in paused
         peer.wait_for_phase("training")
 
 

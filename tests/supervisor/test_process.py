@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -69,6 +70,19 @@ def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
     assert stat.S_IMODE(old.stat().st_mode) == stat.S_IMODE(log.stat().st_mode) == 0o600
     worker.kill()
     assert worker.wait(WAIT) == -signal.SIGKILL
+
+
+def test_a_log_that_a_full_disk_keeps_from_being_shortened_is_written_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(room.shutil, "copy", full)
+    (tmp_path / "log").write_bytes(b"1" * (MOST_LOG + 1))
+    worker = start_actor("tell", tmp_path)
+    assert len(all_events(worker)) == 3 and worker.wait(WAIT) == 0
+    assert worker.log.stat().st_size > MOST_LOG + 1
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Card, Emit, Event, Failure, Finished, Log, Phase, Snapshot, Step
 from tt_cli.supervisor.household.limits import Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
-from tt_cli.supervisor.worker_process import Worker
+from tt_cli.supervisor.worker_process import NotStarted, Worker
 
 LEAVE_SECONDS = 25.0  # a state of gigabytes on a slow disk; who is in a hurry asks once more
 PAUSE_SECONDS = 60.0  # to leave for a pause: nobody waits, and a large backup on a slow disk takes its time
@@ -106,7 +106,10 @@ class _Supervision:
         """From its start to its end. True when another one should follow, at once or after a pause."""
         if self._control.status.state == "paused":  # the worker says so itself, after seconds
             self._show(Phase("starting", "after a pause"))
-        worker = self._start()
+        try:
+            worker = self._start()
+        except NotStarted as error:
+            return self._try_later(Failed(str(error), error.exit_code))
         self._stepped = self._pausing = self._leaving = self._asked_to_finish = False
         self._held = self._towards = ""
         try:
@@ -194,7 +197,7 @@ class _Supervision:
             self._end("ended at once")
 
     def _after_failure(self, worker: Worker, code: int | None) -> bool:
-        """Try again, or give up for a while. Raises Failed where it is for good."""
+        """Try again, or give up for a while."""
         end = f"ended unexpectedly (exit code {code})"
         if code is not None and code < 0:
             end = f"was killed (signal {-code})"
@@ -210,6 +213,10 @@ class _Supervision:
             return True
         else:
             failed = Failed(f"{reason}; it failed {self._failures} times in a row: see {worker.log}", 1)
+        return self._try_later(failed)
+
+    def _try_later(self, failed: Failed) -> bool:
+        """Pause after a failure for good. Raises it where another try is in vain, or somebody is there to see."""
         if not self._worked or failed.exit_code == UsageError.exit_code:
             raise failed
         now = time.time()

@@ -26,13 +26,17 @@ MOST_LOG = 1 << 24  # bytes
 LOG_SECONDS = 60.0  # between two looks at it
 
 
+class NotStarted(TTError):
+    """No process is to be had: memory or the disk may be full, which may pass."""
+
+
 class Worker:
     """One worker process in a process group of its own.
 
     module: its `main` is called, see `run_worker`. options: handed over as JSON (no secrets: other
     users of the machine can read a command line). log: file that receives what the worker and its libraries print; see
     `shorten`. launch: starts a process, as subprocess.Popen does.
-    Start it from the main thread: the kernel ends it when the starting thread ends.
+    Start it from the main thread: the kernel ends it when the starting thread ends. Raises NotStarted.
     """
 
     def __init__(
@@ -46,7 +50,8 @@ class Worker:
         self.log = log
         reading, writing = os.pipe()
         try:
-            shorten(log)
+            with contextlib.suppress(OSError):  # a full disk may have room for a line, and none for another log
+                shorten(log)
             with log.open("ab") as output:
                 log.chmod(0o600)
                 self._process = launch(
@@ -60,7 +65,8 @@ class Worker:
                 )
         except OSError as error:
             os.close(reading)
-            raise TTError(f"cannot start a worker process with its log in {log}: {error.strerror or error}") from error
+            words = f"cannot start a worker process with its log in {log}: {error.strerror or error}"
+            raise NotStarted(words) from error
         finally:
             os.close(writing)
         self.failure: Failure | None = None
