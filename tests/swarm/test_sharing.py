@@ -122,6 +122,11 @@ def test_a_state_passes_through_four_processes_and_this_one_keeps_no_copy(peers:
     assert memory_files() == 0
 
 
+def give_up(received: int, total: int, donors: int) -> None:
+    assert received == total == 0
+    raise NoState("given up")
+
+
 def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> None:
     donor, taker = peers
     donor.hold(6, seed=6)
@@ -129,6 +134,8 @@ def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> 
     try:
         with pytest.raises(NoState, match="nothing came for 2 s"):
             taker.averager.take_state(None, 2.0)
+        with pytest.raises(NoState, match="given up"):
+            taker.averager.take_state(None, 60.0, give_up)
     finally:
         os.kill(donor.averager.pid, signal.SIGCONT)
     assert memory_files() == 0

@@ -110,6 +110,8 @@ def test_progress_is_told_with_the_rate_of_the_last_seconds() -> None:
     said: list[Event] = []
     now = [100.0]
     tell = DownloadProgress(said.append, threading.Event(), lambda: now[0])
+    tell(0, 0, 0)
+    assert not said, "nobody knows yet how much there is"
     for second in range(1, 11):
         now[0] = 100.0 + second
         tell(second * 1000 if second <= 5 else 5000 + (second - 5) * 100, 10_000, 3)

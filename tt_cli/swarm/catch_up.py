@@ -263,6 +263,8 @@ class DownloadProgress:
     def __call__(self, received: int, total: int, donors: int) -> None:
         if self._give_up.is_set():
             raise NoState("nothing came for long: given up")
+        if not total:
+            return  # no donor has told yet how much there is
         self._throughput.add(received - self._throughput.total)
         rate = self._throughput.per_second()
         eta = (total - received) / rate if rate else None

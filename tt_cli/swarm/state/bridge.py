@@ -40,7 +40,7 @@ StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 """Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
 
 OnProgress = Callable[[int, int, int], None]
-"""(bytes that came, bytes there will be, donors that give now)."""
+"""(bytes that came, bytes there will be, 0 while nobody has said; donors that give now)."""
 
 
 class StateBridge:
@@ -123,7 +123,7 @@ class StateBridge:
                     before, came = received, self.clock.monotonic()
                 if self.clock.monotonic() > came + timeout:
                     raise NoState(f"nothing came for {timeout:.0f} s") from None
-                if total and on_progress is not None:
+                if on_progress is not None:
                     on_progress(received, total, donors)
 
     def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
