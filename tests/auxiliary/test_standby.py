@@ -11,7 +11,7 @@ import pytest
 
 from tt_cli.auxiliary import standby as module
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.standby import AGAIN_SECONDS, PATIENCE_SECONDS, Standby, waiting_trainers
+from tt_cli.auxiliary.standby import AGAIN_SECONDS, LEADER_SECONDS, PATIENCE_SECONDS, Standby, waiting_trainers
 from tt_cli.errors import TTError
 from tt_cli.memory import DalleAccount
 from tt_cli.run import folders, load_run
@@ -99,6 +99,16 @@ def test_another_aux_peer_that_leads_starts_it(monkeypatch: pytest.MonkeyPatch) 
     watched.sees(CLIENT, after=PATIENCE_SECONDS)
     assert not watched.began
     lease.write("me", True)
+    watched.sees(CLIENT, after=1)
+    assert watched.began == 1
+
+
+def test_one_that_leads_and_does_not_start_it_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, lease = Watched(monkeypatch), LeaseFile(folders.run_folder(RUN))
+    lease.write("another", False)
+    watched.sees(CLIENT)
+    watched.sees(CLIENT, after=PATIENCE_SECONDS + LEADER_SECONDS - 1)
+    assert not watched.began
     watched.sees(CLIENT, after=1)
     assert watched.began == 1
 

@@ -1,7 +1,8 @@
 """Start of the assistant where no step is made without it: all trainers are in client mode, and nobody can dial them.
 
 So it is with the first volunteers of most runs, whose routers let nobody in, and with notebooks. Of several auxiliary
-peers the one that leads does it. Once started it stays: what it does is worth its memory while anybody trains.
+peers the one that leads does it, or any of them where that one does not. Once started it stays: what it does is worth
+its memory while anybody trains.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tt_cli.supervisor.host_memory import HostMemory, host_memory
 from tt_cli.task import task_of
 
 PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
+LEADER_SECONDS = 120.0  # more, for who leads: it may not have the memory, or lie
 AGAIN_SECONDS = 600.0  # after it could not be started
 
 
@@ -59,7 +61,7 @@ class Standby(AbstractContextManager["Standby"]):
             self._due_at = None
         elif self._due_at is None:
             self._due_at = now + PATIENCE_SECONDS
-        elif now >= self._due_at and not self._lease.other():
+        elif now >= self._due_at + LEADER_SECONDS or (now >= self._due_at and not self._lease.other()):
             self._due_at = now + AGAIN_SECONDS
             self._begin(waiting)
 
