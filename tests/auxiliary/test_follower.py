@@ -151,7 +151,77 @@ def test_it_wants_what_is_new_and_not_what_is_older(aux: Aux) -> None:
     assert not wants(SwarmState.of([]))
     assert not wants(SwarmState.of([record(epoch=3, digest=aux.keeper.position[1])]))
     assert not wants(SwarmState.of([record(epoch=2, digest="aa")]))
-    assert wants(SwarmState.of([record(epoch=3, digest="aa")])) and wants(SwarmState.of([record(epoch=9)]))
+    assert wants(two_voters(3)) and wants(SwarmState.of([record(epoch=9)]))
+
+
+def two_voters(epoch: int, digest: str = "aa", **more: object) -> SwarmState:
+    return SwarmState.of([record(name, epoch=epoch, digest=digest, vote=True, **more) for name in "ab"])
+
+
+def test_what_one_voter_alone_names_is_followed_as_far_as_the_run_can_have_come(aux: Aux) -> None:
+    """And no further, whatever it claims: nobody is there to outvote it."""
+    level, wants = SwarmState.of([record(epoch=3, digest=aux.keeper.position[1])]), aux.follower.wants
+
+    def alone(steps: int) -> SwarmState:
+        return SwarmState.of([record(epoch=3 + steps, vote=True)])
+
+    for view in (level, SwarmState.of([])):  # all are asleep, and nobody steps
+        aux.swarm.clock.now += 1000 * room.STEP_SECONDS
+        assert not wants(view)
+    few, week = int(room.MIN_SECONDS / room.STEP_SECONDS), 100_000
+    assert wants(alone(few)) and not aux.lines
+    assert not wants(alone(few + 1)) and not wants(alone(RUN.schedule.total_steps - 3))
+    (line,) = aux.lines
+    assert line == f"one trainer alone says that the run is at step {few + 4}, and 0 s ago it was at step 3: not taken"
+    assert wants(two_voters(RUN.schedule.total_steps)) and wants(two_voters(3))
+    assert not wants(SwarmState.of([record(epoch=3, digest="bb", vote=True)])), "another state of the same step"
+    aux.swarm.clock.now += week * room.STEP_SECONDS
+    assert wants(alone(week)), "it was cut off from who trained all the time, or there was time enough"
+
+
+def test_two_peers_of_one_user_are_one_voter(aux: Aux) -> None:
+    aux.swarm.clock.now += aux.period
+    assert not aux.follower.wants(two_voters(3, user="Anna", pass_text="pass"))
+    assert aux.follower.wants(two_voters(3, pass_text="pass"))
+
+
+def test_who_was_down_follows_who_trained_alone_meanwhile(aux: Aux) -> None:
+    """The time since its checkpoint was written counts, until it has seen where those who train are."""
+    averager: Any = aux.swarm
+    keeper = StateKeeper(RUN, aux.told.append)
+    assert keeper.position == aux.keeper.position
+    aux.swarm.clock.now = keeper.saved_at + 600 * room.STEP_SECONDS
+    follower = StateFollower(RUN, keeper, averager, aux.swarm.view, aux.told.append)
+    late = SwarmState.of([record(epoch=500, vote=True)])
+    assert not follower.wants(SwarmState.of([record("me", role="aux", epoch=3, digest=keeper.position[1])]))
+    assert follower.wants(late)
+    assert not follower.wants(SwarmState.of([record(epoch=3, digest=keeper.position[1], vote=True)]))
+    assert not follower.wants(late)
+
+
+def test_what_it_did_not_ask_for_is_not_taken(aux: Aux) -> None:
+    """The donor has gone on to what one voter alone names, and nobody believes."""
+    held = aux.keeper.position
+    aux.swarm.silent = True
+    aux.swarm.step(2 * int(room.MIN_SECONDS / room.STEP_SECONDS))
+    aux.swarm.clock.now += aux.period
+    aux.follower.wants(SwarmState.of([record(epoch=3, digest=held[1])]))
+    asked = SwarmState.of([record(epoch=4, vote=True)])
+    assert aux.follower.wants(asked)
+    aux.follower.follow(asked)
+    assert aux.keeper.position == held and "not taken" in aux.lines[-1]
+
+
+def test_an_average_that_leads_nowhere_does_not_open_the_way_to_any_step(aux: Aux) -> None:
+    aux.swarm.wrong = True
+    aux.swarm.step()
+    aux.look()
+    assert aux.keeper.position == (0, "")
+    aux.swarm.clock.now += aux.period
+    for epoch in (2, 3, RUN.schedule.total_steps):
+        assert not aux.follower.wants(SwarmState.of([record(epoch=epoch, vote=True)]))
+    aux.look()
+    assert aux.current
 
 
 def test_each_step_is_made_with_its_average_and_checkpoints_are_those_of_the_swarm(aux: Aux) -> None:
@@ -301,8 +371,7 @@ def test_one_that_came_slowly_makes_no_checkpoint_rarer_and_two_do() -> None:
 
 
 def test_the_last_state_is_taken_and_written_at_once(aux: Aux) -> None:
-    last = [record(epoch=RUN.schedule.total_steps)]
-    assert not aux.follower.wants(SwarmState.of([record(epoch=6)])) and aux.follower.wants(SwarmState.of(last))
+    assert not aux.follower.wants(two_voters(6)) and aux.follower.wants(two_voters(RUN.schedule.total_steps))
 
 
 def test_what_breaks_the_state_ends_the_process(aux: Aux, monkeypatch: pytest.MonkeyPatch) -> None:

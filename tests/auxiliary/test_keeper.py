@@ -45,14 +45,14 @@ def handed_over(keeper: StateKeeper) -> TrainingState:
     return received_state(tree, offered[1].view(tree.nbytes), RUN.to_toml())
 
 
-def hold(keeper: StateKeeper, one: TrainingState) -> None:
+def hold(keeper: StateKeeper, one: TrainingState, sure: bool = False) -> None:
     """As when it was taken from members who signed it."""
     tree, buffer = one.tree(), StateBuffer.new()
     one.write_into(tree, buffer.write)
     with Chunks(tree, range(len(tree)), buffer) as chunks:
         keeper.state.patch(tree, chunks)
     keeper.accept()
-    keeper.save()
+    keeper.save(sure)
 
 
 @pytest.fixture
@@ -143,6 +143,28 @@ def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: StateKeepe
     kept = sorted(int(path.name[5:13]) for path in folders.checkpoints(RUN).iterdir())
     assert kept[-KEPT:] == list(range(13, KEPT + 13))
     assert 2 <= len(kept) - KEPT <= 4, "older ones, to which the organiser may take the run back"
+
+
+def test_the_last_that_two_voters_held_stays_however_many_steps_one_claims(keeper: StateKeeper) -> None:
+    hold(keeper, state(89))
+    hold(keeper, state(90), sure=True)
+    for step in range(1000, 1000 + 2 * KEPT):
+        hold(keeper, state(step))
+    assert load(folders.checkpoints(RUN) / "step-00000090.safetensors").digest() == state(90).digest()
+    hold(keeper, state(1020), sure=True)
+    assert StateKeeper(RUN, lambda event: None).epoch == 1020
+
+
+def test_another_state_of_the_same_step_overwrites_no_checkpoint(keeper: StateKeeper, told: list[Event]) -> None:
+    hold(keeper, state(7))
+    other = state(7)
+    next(iter(other.parameters.values())).add_(1.0)
+    hold(keeper, other)
+    (aside,) = folders.checkpoints(RUN).glob("*.of-*")
+    assert load(aside).digest() == state(7).digest() and keeper.position == (7, other.digest())
+    (line,) = [event for event in told if isinstance(event, Log)]
+    assert line.level == "warning" and aside.name in line.message
+    assert StateKeeper(RUN, told.append).position == (7, other.digest())
 
 
 def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: StateKeeper, told: list[Event]) -> None:

@@ -28,7 +28,7 @@ class MemoryKeeper(StateKeeper):
         self.state, self._disk = LockedState(self.trained), disk
         self._accepted = self.state.position if disk else (0, "")
 
-    def save(self) -> None:
+    def save(self, sure: bool = False) -> None:
         self._disk[self.position] = None
 
     def go_back(self, order: RollBack) -> None:

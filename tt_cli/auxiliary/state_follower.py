@@ -2,6 +2,7 @@
 
 From one checkpoint to the next it either makes each step itself, with the average that members still keep of it; or,
 where the averages of so many steps are more bytes than a state, it takes a state when the next checkpoint is due.
+What one voter alone names may be a lie: it is followed if it is a later step, and there was the time to come to it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.records.consensus import SwarmState
+from tt_cli.swarm.shared_state import Tree
 from tt_cli.terminal.format import byte_count, plural
 
+STEP_SECONDS = 0.2  # at least: no trainer that votes alone is followed further than it can have come
 MIN_SECONDS = 3.0  # between two checkpoints
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into taking states at most
 BYTES_A_SECOND = 1e6  # that its states take of the trainers' upload, in the mean, at most
@@ -42,6 +45,7 @@ class StateFollower:
     ):
         self._keeper, self._averager, self._emit = keeper, averager, emit
         self._last_step, self._clock = run.schedule.total_steps, averager.clock.monotonic
+        self._look, self._refused = look, False  # refused: told, since it last came to a state
         # from one donor at a time: it takes often, and every donor makes a copy of its state
         self._catch_up = CatchUp(run, averager, keeper.state, emit, look=look, at_once=1)
         self._average_bytes = float(averager.store.buffer.nbytes)  # then as the last one travelled
@@ -56,38 +60,67 @@ class StateFollower:
         self._since: int | None = None  # the step of the last one
         self._made = 0  # steps since then, by averages
         self._chained = True  # the average of the next step was not missed
+        self._met = False  # somebody who makes steps
+        self._level_at = self._keeper.saved_at  # Unix time since when others can have made steps from what is held
 
     def wants(self, view: SwarmState) -> bool:
         """True when there is something to do now: a step to make, or a state to take."""
-        new = (view.epoch, view.digest) != self._keeper.position and view.epoch >= self._keeper.epoch
-        return bool(view.digest) and new and (self._due(view) or self._may_step(view))
+        self._met = self._met or any(record.averages for record in view.records)
+        if self._met and view.epoch <= self._keeper.accepted[0]:
+            self._level_at = self._averager.clock.dht_time()
+        may = bool(view.digest) and (self._due(view) or self._may_step(view))
+        return may and self._takes(view.epoch, view.digest, view)
 
     def follow(self, view: SwarmState) -> None:
         """Come to the view's state, or the one that most hold by then; what fails is told, and the one before kept."""
         due, steps = self._due(view), view.epoch - self._keeper.epoch
         started, before, came = self._clock(), int(self._averager.traffic[1]), False
+        level_at = self._averager.clock.dht_time()
+
+        def wanted(tree: Tree) -> bool:
+            return self._takes(tree.step, tree.digest, view, self._look())
+
         try:
             if by_averages := self._may_step(view):
                 came = self._catch_up.make_steps(view, AVERAGE_SECONDS)
             if due and not came:
-                by_averages, came = False, self._catch_up.take_state(replays=bool(self._by_averages))
+                by_averages, came = False, self._catch_up.take_state(wanted, replays=bool(self._by_averages))
         except WorkerBroken as error:
             self.broken = error
             return
         seconds, received, self._chained = self._clock() - started, int(self._averager.traffic[1]) - before, came
         if came:
             self._keeper.accept()
+            self._level_at, self._refused = level_at, False
         if came and received:
             self._seconds_a_byte.append(seconds / received)
         if by_averages and came:
             self._made, self._average_bytes = self._made + steps, received / steps
         if due and came:
-            self._keeper.save()
+            self._keeper.save(sure=any(seen.vouched(*self._keeper.position) for seen in (view, self._look())))
             self._choose()
         if due:
             of_a_byte = max(median_low(self._seconds_a_byte) / SHARE_OF_TIME, 1 / BYTES_A_SECOND)
             whole = self._keeper.trained.tree.nbytes * of_a_byte
             self._due_at = self._clock() + max(MIN_SECONDS, whole if came else min(whole, seconds / SHARE_OF_TIME))
+
+    def _takes(self, step: int, digest: str, *views: SwarmState) -> bool:
+        """Tell whether it would hold this: it is new, and the run can have come to it, or two voters say so."""
+        if step < self._keeper.epoch or (step, digest) == self._keeper.position:
+            return False
+        (last, held), seconds = self._keeper.accepted, self._averager.clock.dht_time() - self._level_at
+        steps = step - last
+        if not held or (step, digest) == (last, held) or 0 < steps * STEP_SECONDS <= max(MIN_SECONDS, seconds):
+            return True
+        if any(view.vouched(step, "" if steps > 0 else digest) for view in views):
+            return True
+        if not self._refused:
+            why = f"it came to step {last} with another state"
+            if steps > 0:
+                why = f"{max(0.0, seconds):.0f} s ago it was at step {last}"
+            self._emit(Log(f"one trainer alone says that the run is at step {step}, and {why}: not taken", "warning"))
+        self._refused = True
+        return False
 
     def _due(self, view: SwarmState) -> bool:
         return view.epoch >= self._last_step or self._clock() >= self._due_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -31,11 +31,13 @@ _CHUNK = 1 << 24
 OnProgress = Callable[[int, int], object]
 
 
-def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
+def save(
+    folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False, spare: Collection[int] = ()
+) -> Path:
     """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
 
-    spread: keep older ones too, see `outdated`. The file appears only when all of it is on the disk. Raises
-    CheckpointError when it cannot be written; checkpoints already there are then untouched.
+    spread: keep older ones too, see `outdated`. spare: steps whose checkpoints stay. The file appears only when all of
+    it is on the disk. Raises CheckpointError when it cannot be written; checkpoints already there are then untouched.
     """
     path = folder / name_of(state.step)
     pieces = serialised(state)
@@ -54,7 +56,7 @@ def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = Fa
             f"earlier checkpoints are untouched; {advice}"
         ) from error
     there = {step_of(old): old for old in checkpoints_in(folder)}
-    for step in outdated(list(there), keep, spread) - {state.step}:
+    for step in outdated(list(there), keep, spread) - {state.step, *spare}:
         there[step].unlink(missing_ok=True)
     return path
 
@@ -151,6 +153,18 @@ def set_aside_after(folder: Path, step: int, ending: str) -> list[Path]:
             with refusals(aside[-1]):
                 os.replace(path, aside[-1])
     return aside
+
+
+def set_aside_other(path: Path, digest: str) -> Path | None:
+    """Rename a checkpoint that is of another state, so that it is not overwritten. Returns its new path."""
+    try:
+        other = read_head(path).digest
+    except TTError:  # none there, or a damaged one
+        return None
+    if other == digest:
+        return None
+    with refusals(aside := path.with_name(f"{path.name}.of-{other[:8]}")):
+        return path.rename(aside)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -75,6 +75,12 @@ class SwarmState:
             return enough(held, voters) and bool(self.donors())
         return self.epoch > epoch and bool(self.donors())
 
+    def vouched(self, epoch: int, digest: str = "") -> bool:
+        """Tell whether two voters, in a closed run two users, hold this state; without a digest: are as far."""
+        voters = voters_among(self.records, self.absent)
+        agree = (record for record in voters if (record.state == (epoch, digest) if digest else record.epoch >= epoch))
+        return sum(voices(agree).values()) >= 2
+
     def members(self, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that hold exactly this state, of all that make steps: those who can average together."""
         return [r for r in self.records if r.averages and r.state == (epoch, digest)]
