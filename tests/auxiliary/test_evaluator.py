@@ -130,6 +130,26 @@ def test_two_checkpoints_are_measured_and_drawn_from(tiny: Tiny, folder: Path, o
     assert told[-1] == evaluator.activity == f"step 13: held-out loss {expected:.4f}, 2 pictures"
 
 
+def test_one_that_leads_and_does_not_evaluate_is_waited_for_half_an_hour(
+    tiny: Tiny, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    evaluator = opened(prompts=[])
+    assert evaluator.stands_by(), "no checkpoint is there"
+    save(tiny, 3)
+    assert evaluator.stands_by()
+    now += room.LEADER_SECONDS
+    assert not evaluator.stands_by() and evaluator.look()
+    assert evaluator.stands_by()
+    save(tiny, 13)
+    assert evaluator.stands_by()
+    assert opened(prompts=[]).look(), "the one that leads"
+    now += room.LEADER_SECONDS
+    save(tiny, 22)
+    assert evaluator.stands_by()
+
+
 def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
     tiny: Tiny, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ Notable:
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,7 @@ from tt_cli.terminal.format import plural
 
 MOST_EXAMPLES = 512  # for the held-out loss
 BATCH = 16
+LEADER_SECONDS = 1800.0  # for another auxiliary peer to evaluate what is due
 KEPT_STEPS = 200  # whose pictures are kept
 _OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.(png|txt)|\..+\.(png|txt)\.tmp")  # its files, finished or not
 
@@ -58,6 +60,7 @@ class Evaluator:
         self._checkpoints, self._pictures = folders.checkpoints(run), folders.run_folder(run) / PICTURES
         self._seen: tuple[Path, int] | None = None
         self._last: int | None = None  # step that this process evaluated
+        self._due_since: float | None = None  # while another one leads
         self.activity = "waits for the first checkpoint"
 
     @cached_property
@@ -74,6 +77,16 @@ class Evaluator:
         task = task_of(self._run)
         task.prepare()
         return task
+
+    def stands_by(self) -> bool:
+        """True while another one that leads has had no time to do what is due. Nothing is loaded for that."""
+        done = [row["step"] for row in self._reader.checkpoints() if row["heldout_loss"] is not None or row["pictures"]]
+        newest, last = next(map(step_of, checkpoints_in(self._checkpoints)), None), max(done, default=-self._every)
+        if newest is None or newest < last + self._every:
+            self._due_since = None
+            return True
+        self._due_since = self._due_since or time.monotonic()
+        return time.monotonic() < self._due_since + LEADER_SECONDS
 
     def look(self) -> bool:
         """Evaluate the newest checkpoint where that is due; whether it did.

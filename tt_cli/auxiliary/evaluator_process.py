@@ -80,7 +80,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     while True:
         wait = LOOK_SECONDS
         try:
-            if lease is not None and (leader := lease.other()):  # who writes into the same history
+            if lease is not None and (leader := lease.other()) and evaluator.stands_by():  # same history
                 heartbeat(f"…{leader[-6:]} leads, and evaluates")
             else:
                 evaluator.look()
