@@ -30,7 +30,7 @@ from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.shared_state import LockedState
-from tt_cli.task.task import is_muons, trained
+from tt_cli.task.task import is_for_muon, trained
 
 KEPT = 0.95  # of what a message left out, after each round: it was computed from ever older parameters
 
@@ -235,7 +235,7 @@ def inner_optimizers(
     Muon (Jordan et al. 2024) steps the matrices between embedding and logits, as far as AdamW does (arXiv:2502.16982).
     """
     make, value, reason = adamw(next(iter(parameters.values())).device)
-    muon = {name for name, p in parameters.items() if settings.inner == "muon" and is_muons(name, p.dim())}
+    muon = {name for name, p in parameters.items() if settings.inner == "muon" and is_for_muon(name, p.dim())}
     rest = [(name, p) for name, p in parameters.items() if name not in muon]
     groups = [
         {"params": [p for name, p in rest if name.endswith("bias") == bias], "weight_decay": decay}

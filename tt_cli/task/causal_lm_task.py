@@ -15,7 +15,7 @@ from tt_cli.memory.activations import Activations
 from tt_cli.memory.trainer_account import MemoryComponent, peer_items, place_of
 from tt_cli.run import CausalLmRun, RunConfig
 from tt_cli.run.text_parts import LanguageModelPart, LoraPart, PretrainedPart
-from tt_cli.task.task import Losses, Task, Tell, is_muons, narrow, trained
+from tt_cli.task.task import Losses, Task, Tell, is_for_muon, narrow, trained
 
 if TYPE_CHECKING:
     from torch import Size, nn
@@ -94,7 +94,7 @@ class CausalLmTask(Task["nn.Module"]):
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         shapes, frozen = _weights(self._parts, itemsize)
         sizes = [shape.numel() for shape in shapes.values()]
-        matrices = [shape.numel() for name, shape in shapes.items() if is_muons(name, len(shape))]
+        matrices = [shape.numel() for name, shape in shapes.items() if is_for_muon(name, len(shape))]
         kept, _ = self._activations(itemsize, micro_batch, budget)
         stay = (MemoryComponent("weights that stay", frozen, place_of(kind)),) if frozen else ()
         items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))

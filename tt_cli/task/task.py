@@ -33,7 +33,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def is_muons(name: str, dimensions: int) -> bool:
+def is_for_muon(name: str, dimensions: int) -> bool:
     """True for a matrix between embedding and logits: those that Muon steps, where the run file asks for it."""
     return dimensions == 2 and not re.search(r"embed|logits|lm_head|\bw[tp]e\b", name)
 
