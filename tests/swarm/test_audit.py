@@ -260,6 +260,13 @@ def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
     assert asyncio.run(doubts(*PEERS[2:])) == {str(PEERS[2]): "did not show what it sent"}
 
 
+class OnePart(AuditSampler):
+    """Picks the first part of one reducer, once."""
+
+    def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
+        return None if silent else (PEERS[2], 0)
+
+
 @pytest.mark.parametrize(
     ("later", "changes"),
     [(2, None), (2, {"inputs": bytes(32)}), (1, {"inputs": bytes(32)})],
@@ -269,7 +276,7 @@ def test_what_a_reducer_says_later_keeps_no_audit_from_what_was_signed_first(
     tmp_path: Path, later: int, changes: dict[str, Any] | None
 ) -> None:
     outcomes, liar = run_round(Clipping(0), Clipping(1), Liar(2), Clipping(3)), str(PEERS[2])
-    commit, sampler = outcomes[0].commit, AuditSampler()
+    commit = outcomes[0].commit
     said = commit.statuses[str(PEERS[later])]
     signed = b"" if changes is None else replace(Commitment.read(said.commitment), **changes).sign(SIGNERS[later])
 
@@ -279,8 +286,7 @@ def test_what_a_reducer_says_later_keeps_no_audit_from_what_was_signed_first(
         assert audits._audit is not None
         await audits._audit
 
-    sampler.pick = lambda _, silent=(): None if silent else (PEERS[2], 0)  # type: ignore[method-assign]
-    audits = audits_of(outcomes, [], {GROUP: commit}, proofs=EvidenceStore(tmp_path), sampler=sampler)
+    audits = audits_of(outcomes, [], {GROUP: commit}, proofs=EvidenceStore(tmp_path), sampler=OnePart())
     asyncio.run(audit())
     assert audits.proofs.guilty() == {liar, *([str(PEERS[later])] if changes else [])}
     assert Accusation.read(audits.proofs.read(liar)).index == 0

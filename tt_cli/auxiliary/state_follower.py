@@ -97,7 +97,8 @@ class StateFollower:
         if by_averages and came:
             self._made, self._average_bytes = self._made + steps, received / steps
         if due and came:
-            self._keeper.save(sure=any(seen.vouched(*self._keeper.position) for seen in (view, self._look())))
+            held = self._keeper.position
+            self._keeper.save(sure=view.vouched(*held) or self._look().vouched(*held))
             self._choose()
         if due:
             of_a_byte = max(median_low(self._seconds_a_byte) / SHARE_OF_TIME, 1 / BYTES_A_SECOND)

@@ -125,9 +125,8 @@ def torch_device(name: str, try_out: Callable[[torch.device], None] = multiply) 
             return device
         except RuntimeError as error:
             if name != "auto":
-                raise UsageError(
-                    f"--device {name}: {first_line(error)}: see `tt doctor`, or use --device cpu"
-                ) from error
+                why = f"{first_line(error)}: see `tt doctor`, or use --device cpu"
+                raise UsageError(f"--device {name}: {why}") from error
     return torch.device("cpu")
 
 

@@ -340,7 +340,7 @@ class Averager(StateBridge, DecentralizedAverager):
         return entry_of(join, last.shown)
 
     def _handed_out(self, group: GroupInfo) -> Sequence[bytes]:
-        """What the members of a group are told of each; of one that this peer leads, votes stand with its own join.
+        """The entries as members of a group are told them; of one that this peer leads, votes stand with its own join.
 
         They are each member's newest for the one average that the group repeats, and so have room, whoever lies.
         """

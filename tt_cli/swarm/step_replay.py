@@ -87,7 +87,7 @@ class StepReplay:
         return made
 
     def _step_from(self, position: Position) -> tuple[Position, tuple[int, str]] | None:
-        """Where the others went on from this state, and its place and giver; None where they did not by now."""
+        """The state to which the others went on from this one, and its average's place and giver; None: none by now."""
         with self._changed:
             looks = self._looks
             self._changed.wait_for(lambda: position in self._steps or self._looks > looks + 1, FETCH_SECONDS)

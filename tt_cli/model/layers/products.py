@@ -53,7 +53,7 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
 
 @cache
 def sums_wide(device: torch.device, narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """True where the device's BLAS adds to a wide sum itself: not with torch before 2.11, or with some for ROCm."""
+    """True where the device's BLAS adds to a wide sum itself: some torch has the operators, and refuses it."""
     a, total = torch.ones(16, 16, dtype=narrow, device=device), torch.zeros(16, 16, dtype=wide, device=device)
     try:
         torch.ops.aten.addmm.dtype_out(total, torch.ops.aten.mm.dtype(a, a, wide).to(narrow), a, wide, out=total)
