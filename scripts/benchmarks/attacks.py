@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -55,12 +56,16 @@ def done_before(out: Path | None, size: Size) -> dict[tuple[str, str], dict[str,
     return {(line["side"], line["row"]): line for line in lines if line["size"] == dataclasses.asdict(size)}
 
 
-def measure_row(side: str, row: str, size: Size) -> dict[str, Any]:
-    """One row."""
+def measure_row(side: str, row: str, size: Size, events: Path | None = None) -> dict[str, Any]:
+    """One row. events: a folder for what each of its peers told."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-attacks-") as scratch:
         if side == "ours":
             found = run_attacked(size, ATTACKS.get(row), Path(scratch))
+            if events is not None:
+                (kept := events / row).mkdir(parents=True, exist_ok=True)
+                for told in Path(scratch).glob("*.jsonl"):
+                    shutil.copy(told, kept)
         else:
             from scripts.benchmarks.baselines.hivemind_attacked_swarm import run_attacked_baseline
 
@@ -124,6 +129,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attackers", type=int, help="default 3; quick: 1")
     parser.add_argument("--steps", type=int, help="default 30; quick: 4")
     parser.add_argument("--out", type=Path, help="file to which each row is appended; rows in it are not done again")
+    parser.add_argument("--events", type=Path, help="folder in which all is kept that each peer told, a file for each")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for row in (NOBODY, *wanted):
             result = known.get((side, row))
             if result is None:
-                result = measure_row(side, row, size)
+                result = measure_row(side, row, size, args.events)
                 if args.out is not None:
                     with args.out.open("a") as file:
                         file.write(json.dumps(result) + "\n")

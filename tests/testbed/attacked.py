@@ -133,16 +133,24 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
             reached = newest
             if not swarm.wait(lambda reached=reached: _moved(honest, reached, size.steps), STALLED):
                 tell_logs(trainers)
+                write_events(folder, trainers)
                 return {"problem": f"no step after {newest} within {STALLED:.0f} s"}
             told = newest
         if late:
             swarm.wait(lambda: bool(late[0].of(Step)) or bool(late[0].of(Finished)), STALLED)
+        write_events(folder, [*honest, *bad, *late])
         return {
             **outcome(run, size, honest),
             "noticed": noticed([*honest, *late], bad),
             "strangers": tries(bad) or (intruded(bad, [*honest, *late]) if issuer is not None else {}),
             "newcomer": newcomer(late, honest),
         }
+
+
+def write_events(folder: Path, members: list[LocalPeer]) -> None:
+    """Keep all that each member told, a line of JSON for each event."""
+    for member in members:
+        (folder / f"{member.name}.jsonl").write_text("".join(event.to_json() + "\n" for event in list(member.events)))
 
 
 def intrude(attack: Attack, issuer: Issuer, run: RunConfig, folder: Path, name: str) -> dict[str, str]:
