@@ -49,7 +49,7 @@ class MadeHistory:
         prompts: Sequence[str] = PROMPTS,
         suffix: str = "png",
     ):
-        self._prompts, self._suffix = prompts, suffix
+        self._prompts, self._suffix, self._era = prompts, suffix, ""
         random, at = np.random.default_rng(1), np.arange(1, steps + 1)
         done = at / max(1, steps)
         self._told_at = time.time()  # a snapshot of another time is news
@@ -81,6 +81,13 @@ class MadeHistory:
         self._steps.append((self.step + 1, self._told_at, 3.123, 29, 777.0))
         return self.step
 
+    def go_back(self, steps: int) -> int:
+        """The organiser's order to go back by so many steps; the last one that is left."""
+        del self._steps[-steps:]
+        self._told_at = time.time()
+        self._era = str(self.step)
+        return self.step
+
     @property
     def step(self) -> int:
         return int(self._steps[-1][0]) if self._steps else 0
@@ -98,7 +105,7 @@ class MadeHistory:
         return json.dumps(told[key]), time.time()
 
     def era(self) -> str:
-        return ""
+        return self._era
 
     def steps_after(self, step: int, most: int) -> list[Any]:
         return self._steps[step : step + most]

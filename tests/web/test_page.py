@@ -219,6 +219,15 @@ def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Served) -
     assert complaints(page) == []
 
 
+def test_steps_that_were_taken_back_leave_a_page_that_is_open(context: BrowserContext, served: Served) -> None:
+    page = opened(context, served)
+    expect(page.locator("#foot-state")).to_have_text("Live.")
+    for changed in (served.history.make_step, partial(served.history.go_back, 50), served.history.make_step):
+        step = changed()
+        expect(page.locator("#readout")).to_contain_text(f"Step {step:,} ")
+    assert complaints(page) == []
+
+
 def test_without_events_it_asks_again_and_again(context: BrowserContext, served: Served) -> None:
     context.route("**/api/events", lambda route: route.abort())
     page = opened(context, served, clock=True)

@@ -116,7 +116,7 @@ class LiveUpdates:
         self._mark = history.mark
         for step, at, loss, peers, speed in history.after(told or ("", 0), MOST_STEPS if told else 1):
             row = {"step": step, "time": at, "loss": loss, "peers": peers, "samples_per_second": speed}
-            self._step = event("step", row)
+            self._step = event("step", {**row, "era": self._mark[0]})
             messages.append(self._step)
         with contextlib.suppress(NothingYet):
             snapshot = self._answers.snapshot()

@@ -14,7 +14,7 @@ interface Listeners {
   step(step: Step): void;
   /** Told every second: the link's state and how long ago the server was heard, in seconds. */
   state(link: Link, silentSeconds: number): void;
-  /** After it was gone: all that was shown may be old. */
+  /** After it was gone, or the run was taken back: all that was shown may be old. */
   back(): void;
 }
 
@@ -27,6 +27,7 @@ export class Live {
   private events: EventSource | null = null;
   private open = false;
   private newest = 0;
+  private era: string | null = null; // of the steps that are told: another one is of a run that was taken back
 
   constructor(private readonly on: Listeners) {}
 
@@ -71,8 +72,11 @@ export class Live {
     );
     events.addEventListener("step", (event) => {
       this.heard();
-      const step = JSON.parse((event as MessageEvent<string>).data) as Step;
-      this.newest = Math.max(this.newest, step.step);
+      const { era, ...step } = JSON.parse((event as MessageEvent<string>).data) as Step & { era: string };
+      const back = this.era !== null && era !== this.era;
+      this.era = era;
+      this.newest = back ? step.step : Math.max(this.newest, step.step);
+      if (back) this.on.back();
       this.on.step(step);
     });
   }

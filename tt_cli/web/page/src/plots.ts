@@ -69,7 +69,7 @@ export class Plots {
     this.whole = history;
     this.activity = activity;
     this.appended = 0;
-    if (this.range === null) this.shown = history;
+    if (this.range === null || this.range[0] >= history.last_step) this.zoom(null);
     else this.look();
     this.changed(history);
     for (const step of early) this.add(step);
