@@ -344,6 +344,19 @@ def test_who_begins_misses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store.close()
 
 
+def test_who_comes_late_learns_how_old_the_snapshot_is(filled: Path) -> None:
+    now = [1010.0]
+    live = LiveUpdates(Answers(HistoryReader(database_url(filled)), RUN, "emoji", lambda: now[0], TABLES))
+
+    async def first() -> list[str]:
+        """What a page is told as it begins to follow."""
+        async with contextlib.aclosing(live.messages()) as messages:
+            return [(await anext(messages)).plain.decode() for _ in range(2)]
+
+    for now[0], age in ((1010.0, 5.0), (4605.0, 3600.0)):
+        assert json.loads(asyncio.run(first())[1].split("data: ")[1])["age_s"] == age
+
+
 @given(arrays.arrays(np.float64, st.integers(4, 300), elements=st.floats(-1e39, 1e39)), st.integers(4, 100))
 def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points: int) -> None:
     found = kept(loss, points)

@@ -24,6 +24,7 @@ from tt_cli.web.queries import Answers, NothingYet
 
 LOOK_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 15.0  # proxies close what is silent for a minute
+OLD_SECONDS = 15.0  # a snapshot of this age was not followed by another one in time
 MOST_CLIENTS = 2000
 REMEMBERED = 64  # messages; a client that is further behind goes on with the newest snapshot
 MOST_STEPS = 32  # sent one by one at once
@@ -107,7 +108,8 @@ class LiveUpdates:
         try:
             async with self._looking:
                 return await run_in_threadpool(self._changes)
-        except TTError:  # the page tells how old what it shows is
+        except TTError:  # the page tells how old what it shows is; who comes now is shown nothing
+            self._snapshot = self._snapshot_time = None
             return []
 
     def _changes(self) -> list[Message]:
@@ -120,10 +122,10 @@ class LiveUpdates:
             messages.append(self._step)
         with contextlib.suppress(NothingYet):
             snapshot = self._answers.snapshot()
-            if snapshot["time"] != self._snapshot_time:
+            if (new := snapshot["time"] != self._snapshot_time) or snapshot["age_s"] > OLD_SECONDS:
                 self._snapshot_time = snapshot["time"]
-                self._snapshot = event("snapshot", snapshot)
-                messages.append(self._snapshot)
+                self._snapshot = event("snapshot", snapshot)  # an old one for those to come, who learn its age
+                messages += [self._snapshot] * new
         return messages
 
 
