@@ -57,6 +57,13 @@ def test_the_run_is_written_into_the_page_escaped() -> None:
     assert '<meta name="tt-static" content="1">' in index_html(RUN, static=True)
 
 
+def test_the_command_names_the_address_that_most_others_reach() -> None:
+    addresses = [f"/ip4/{address}/p2p/x" for address in ("127.0.0.1/tcp/1", "192.168.1.7/tcp/1", "8.8.8.8/tcp/1")]
+    for known in (addresses, addresses[::-1]):
+        commands = run_facts(load_run("emoji"), "emoji", {}, known)["join"]["commands"]
+        assert commands == ["tt join emoji --peer /ip4/8.8.8.8/tcp/1/p2p/x"]
+
+
 def test_a_run_that_says_little_keeps_the_pages_own_words() -> None:
     page = index_html({})
     assert "One model, trained by many" in page

@@ -34,6 +34,7 @@ from tt_cli.web.index_html import STATIC
 from tt_cli.web.live_updates import LiveUpdates
 from tt_cli.web.notebooks import NAMES, notebook
 from tt_cli.web.queries import Answers
+from tt_cli.web.run_facts import run_facts
 from tt_cli.web.step_columns import kept
 from tt_cli.web.web_app import make_app
 
@@ -260,9 +261,9 @@ def test_notebooks_have_the_run_in_them(filled: Path) -> None:
         assert (parameters["RUN"], parameters["PEERS"]) == ("emoji", ["/ip4/203.0.113.7/tcp/1/p2p/x"])
 
 
-@pytest.mark.parametrize("name", ['x"+y', "org/repo-1"])
+@pytest.mark.parametrize("name", ['x"+y', "org/repo-1", "my run \N{PARTY POPPER}.toml"])
 def test_a_name_stays_text_in_a_notebook(name: str) -> None:
-    facts = {"join": {"commands": [f"tt join {name}"]}}
+    facts = run_facts(RUN, name, {}, [])
     for filename in NAMES:
         parameters: dict[str, Any] = {}
         exec("".join(json.loads(notebook(filename, facts))["cells"][1]["source"]), parameters)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from tt_cli.terminal.troubleshooting import documentation
 
 NAMES = ("join.ipynb", "infer.ipynb")  # the second draws
 CONTENT_TYPE = "application/x-ipynb+json"
-_RUN = ('os.environ.get("TT_NOTEBOOK_RUN", "emoji")', 'os.environ.get("TT_NOTEBOOK_RUN", {})')
-_PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOOK_PEERS", {})')
+_RUN = ('os.environ.get("TT_NOTEBOOK_RUN", "emoji")', 'os.environ.get("TT_NOTEBOOK_RUN", {!r})')
+_PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOOK_PEERS", {!r})')
 
 
 def notebook(filename: str, facts: dict[str, Any]) -> bytes:
@@ -21,12 +22,12 @@ def notebook(filename: str, facts: dict[str, Any]) -> bytes:
         if cell["cell_type"] == "code":
             text = "".join(cell["source"])
             for (before, after), value in ((_RUN, name), (_PEERS, " ".join(peers))):
-                text = text.replace(before, after.format(json.dumps(value)))
+                text = text.replace(before, after.format(value))
             cell["source"] = text.splitlines(keepends=True)
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _joined(command: str) -> list[str]:
     """The run's name and the addresses in a `tt join` command."""
-    words = command.split()
+    words = shlex.split(command)
     return [words[2], *(words[place + 1] for place, word in enumerate(words) if word == "--peer")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tt_cli import __version__
 from tt_cli.run import DalleRun, RunConfig
+from tt_cli.terminal.log_lines import join_line
 from tt_cli.web.notebooks import NAMES
 
 Figure = tuple[str, Any, str]
@@ -55,9 +57,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
 
 def _join(run: RunConfig, name: str, addresses: Sequence[str]) -> str:
     """The command that finds the swarm also where the run file names no peer."""
-    outside = [address for address in addresses if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
-    peer = "" if run.peers.initial or not addresses else f" --peer {(outside or list(addresses))[0]}"
-    return f"tt join {name}{peer}"
+    return (None if run.peers.initial else join_line(name, list(addresses))) or f"tt join {shlex.quote(name)}"
 
 
 def figures(
