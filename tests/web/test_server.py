@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -290,6 +291,15 @@ def test_health_and_metrics(filled: Path) -> None:
     text = asked(answers_in(filled), filled, "/metrics")[0].text
     for line in ("tt_step 5.0", "tt_loss 2.5", "tt_recorded_steps 5.0", "tt_snapshot_age_seconds 5.0"):
         assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), text
+
+
+def test_what_many_ask_at_once_is_looked_at_once(filled: Path) -> None:
+    """Of health too, which writes into the database."""
+    times = itertools.count(1010)
+    answers = Answers(HistoryReader(database_url(filled)), RUN, "emoji", lambda: float(next(times)), TABLES)
+    for path in ("/health", "/metrics", "/api/snapshot"):
+        first, second = asked(answers, filled, path, path)
+        assert first.content == second.content, path
 
 
 def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> None:

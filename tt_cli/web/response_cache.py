@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import brotli
 from starlette.requests import Request
@@ -22,6 +22,8 @@ ANSWER_QUALITY = 4  # of Brotli: smaller than gzip's 6 in a sixth of its time; 5
 FILE_QUALITY = 11  # a quarter of a second for the page's script, once
 IDENTITY = "identity"
 CODINGS = ("br", "gzip")  # where a client takes both alike, the first
+
+T = TypeVar("T")
 
 
 class Representation:
@@ -58,7 +60,7 @@ class _Entry:
 
     def __init__(self) -> None:
         self.lock, self.until = threading.Lock(), -float("inf")
-        self.answer: Representation
+        self.answer: Any
 
 
 class ResponseCache:
@@ -68,7 +70,7 @@ class ResponseCache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, seconds: float, make: Callable[[], Representation]) -> Representation:
+    def get(self, key: Hashable, seconds: float, make: Callable[[], T]) -> T:
         """The answer under `key`, made anew where it is older than this."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
@@ -78,7 +80,8 @@ class ResponseCache:
         with entry.lock:
             if time.monotonic() >= entry.until:
                 entry.answer, entry.until = make(), time.monotonic() + seconds
-            return entry.answer
+            answer: T = entry.answer
+            return answer
 
 
 def respond(request: Request, answer: Representation, media_type: str = "application/json") -> Response:

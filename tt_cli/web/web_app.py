@@ -122,12 +122,13 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     def numbers() -> Response:
         """Figures for Prometheus."""
-        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+        text = cache.get("metrics", 1.0, metrics.text)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     @app.get("/health", response_model=None, responses={200: {"model": schemas.Health}, 503: {"model": schemas.Health}})
     def health() -> Response:
         """The state of the parts, and what does not work."""
-        report = answers.health()
+        report = cache.get("health", 1.0, answers.health)  # which writes, and waits for the disk
         return JSONResponse(report, 200 if report["status"] == "ok" else 503, {"Cache-Control": "no-store"})
 
     @app.get("/pictures/{name}", include_in_schema=False)
