@@ -267,6 +267,17 @@ def test_steps_of_which_the_voters_are_only_not_seen_stay_or_come_back(opened: O
     assert opened().history() == recorder.history()
 
 
+def test_who_trains_is_recorded_after_the_clock_was_set_back(opened: Open, tmp_path: Path) -> None:
+    clock = SteppedClock(1e9)
+    recorder = opened(clock=clock)
+    looks(recorder, clock, 1, 60)
+    began = clock.now = clock.now - 3600.0
+    looks(recorder, clock, 1, 60)
+    recorder.close()
+    seen = [at for at, *_ in HistoryReader(database_url(tmp_path)).activity(0.0) if began <= at <= began + 60.0]
+    assert len(seen) == 2
+
+
 KILLED = """
 import itertools, sys, threading
 from pathlib import Path

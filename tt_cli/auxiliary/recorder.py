@@ -95,11 +95,11 @@ class RunRecorder:
                 self._steps += [row for row in self._doubted if self.step < row[0] < view.epoch]
                 self._steps.append((view.epoch, loss, now))
             self._write("step", lambda store, seen, steps: store.record_step(made, seen, target * steps))
-        if now >= self._recorded_at + ACTIVITY_SECONDS:
+        if not 0.0 <= now - self._recorded_at < ACTIVITY_SECONDS:  # also when the clock was set back
             self._recorded_at = now
             row = now, max(self.step, view.epoch) + 1, sum(not record.left for record in trainers), speed
             self._write("activity", lambda store, seen, steps: store.record_activity(*row, seen, target * steps))
-        if now >= self._tidied_at + TIDY_SECONDS:
+        if not 0.0 <= now - self._tidied_at < TIDY_SECONDS:
             self._tidied_at = now
             self._write("other", lambda store, seen, steps: store.tidy(now))
         return new
