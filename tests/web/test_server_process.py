@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
 import signal
 import socket
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from history.test_store import made
 from told import Told
+from uvicorn.protocols.websockets import auto
 
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
@@ -139,3 +142,31 @@ def test_a_second_page_on_one_machine_takes_the_next_free_port() -> None:
             HttpServer(app, HttpOptions("127.0.0.1", port, "--web-port"))
         second.stop()
         second.run()
+
+
+class Taken(asyncio.Protocol):
+    """What uvicorn hands a connection to that asks for a WebSocket, where a package for them is installed."""
+
+    def __init__(self, **server: Any):
+        super().__init__()
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+
+def test_who_asks_for_a_websocket_takes_nobodys_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "AutoWebSocketsProtocol", Taken)
+    server = HttpServer(FastAPI(), HttpOptions("127.0.0.1", 0, "--web-port", each=3))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        for _ in range(6):
+            with socket.create_connection(("127.0.0.1", server.port)) as one:
+                one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n")
+                assert b"".join(iter(lambda one=one: one.recv(1 << 16), b"")).startswith(b"HTTP/1.1 404 ")
+    finally:
+        server.stop()
+        thread.join()

@@ -59,6 +59,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=_connections(options),
+                ws="none",  # by itself it takes WebSockets where it finds a package for them, past `_connections`
                 log_level="error",  # a stranger's request can have a warning written
                 access_log=False,
                 server_header=False,
