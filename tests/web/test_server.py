@@ -57,7 +57,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     store.put("model", json.dumps({"parameters": 1000, "effective": 3000}), 1005.0)
     store.put("addresses", json.dumps(["/ip4/127.0.0.1/tcp/1/p2p/x", "/ip4/203.0.113.7/tcp/1/p2p/x"]), 1005.0)
     store.add_checkpoint(5, 1005.0, "d" * 64, 1000)
-    store.add_pictures(5, [("a red apple", "5-0.png")])
+    store.add_pictures(5, [("a red apple", "5-0.png"), ("an owl, drawn on another server", "5-1.png")])
     store.tell_part("publisher", "waits")
     store.close()
     (folder / "pictures").mkdir()

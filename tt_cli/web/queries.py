@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -85,11 +86,13 @@ class Answers:
         """/api/peers."""
         return {"rows": self.source.peers()}
 
-    def checkpoints(self) -> Content:
-        """/api/checkpoints."""
-        rows = self.source.checkpoints()
-        for picture in (picture for row in rows for picture in row["pictures"]):
-            picture["url"] = f"pictures/{quote(picture.pop('file'))}"
+    def checkpoints(self, pictures: Path) -> Content:
+        """/api/checkpoints, with what is in the folder `pictures`: another aux peer may have drawn the rest."""
+        rows, there = self.source.checkpoints(), {file.name for file in pictures.glob("*")}
+        for row in rows:
+            row["pictures"] = [picture for picture in row["pictures"] if picture["file"] in there]
+            for picture in row["pictures"]:
+                picture["url"] = f"pictures/{quote(picture.pop('file'))}"
         return {"rows": rows}
 
     def rounds(self) -> Content:

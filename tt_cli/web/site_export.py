@@ -73,7 +73,7 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
         raise TTError("nothing is recorded of this run yet: has its `tt aux-peer` seen a trainer?") from None
     history = {**answers.steps(POINTS), "block": BLOCK}
     newest = int(history["last_step"])
-    checkpoints = answers.checkpoints()
+    checkpoints = answers.checkpoints(pictures)
     pictures_copied = _copy_pictures(checkpoints, pictures, folder)
     contents: dict[str, Content] = {
         "run": answers.run(),
@@ -106,11 +106,9 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
 
 
 def _copy_pictures(checkpoints: Content, pictures: Path, folder: Path) -> int:
-    """Copy the pictures that the checkpoints show, and return how many; those that are gone are left out of both."""
+    """Copy the pictures that the checkpoints show, and return how many."""
     (folder / "pictures").mkdir()
-    for row in checkpoints["rows"]:
-        row["pictures"] = [picture for picture in row["pictures"] if (pictures / Path(picture["url"]).name).is_file()]
-        for picture in row["pictures"]:
-            name = Path(picture["url"]).name
-            shutil.copyfile(pictures / name, folder / "pictures" / name)
-    return sum(len(row["pictures"]) for row in checkpoints["rows"])
+    names = [Path(picture["url"]).name for row in checkpoints["rows"] for picture in row["pictures"]]
+    for name in names:
+        shutil.copyfile(pictures / name, folder / "pictures" / name)
+    return len(names)

@@ -101,7 +101,8 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         return cached(request, ("leaderboard", window), 10.0, lambda: answers.leaderboard(window))
 
     publish("peers", schemas.Peers, 10.0, answers.peers, "Everybody who has been seen.")
-    publish("checkpoints", schemas.Checkpoints, 5.0, answers.checkpoints, "Checkpoints, and what was drawn from them.")
+    drawn = functools.partial(answers.checkpoints, pictures)
+    publish("checkpoints", schemas.Checkpoints, 5.0, drawn, "Checkpoints, and what was drawn from them.")
     publish("rounds", schemas.Rounds, 2.0, answers.rounds, "The newest averaging rounds.")
     publish("figures", schemas.Figures, 10.0, answers.figures, "This run's own numbers for the five challenges.")
 
