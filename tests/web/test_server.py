@@ -41,7 +41,8 @@ from tt_cli.web.web_app import make_app
 
 RUN = load_run("emoji")
 PEER = record("a", user="<b>ada</b>", client_mode=True, samples_per_second=4.0, loss=2.5, time=1000.0)
-SNAPSHOT = take_snapshot(RUN, [PEER], None, 1005.0).to_json()
+AUX = record("aux", role="aux", samples_per_second=0.0, epoch=2, time=1000.0)
+SNAPSHOT = take_snapshot(RUN, [PEER, AUX], None, 1005.0).to_json()
 del SNAPSHOT["history"]
 
 
@@ -85,6 +86,7 @@ OPERATIONS = [
     *("/api/run", "/api/snapshot", "/api/history", "/api/activity", "/api/leaderboard", "/api/peers"),
     *("/api/checkpoints", "/api/rounds", "/api/figures", "/api/calculator", "/metrics", "/health"),
 ]
+OF_TRAINERS = 'tt_peer_samples_per_second{of="least"} 4.0', 'tt_peer_lag{of="most"} 0.0', "tt_aux_peers 1.0"
 WITH_PARAMETERS = ("/api/history", "/api/activity", "/api/leaderboard", "/api/calculator")
 
 
@@ -289,7 +291,7 @@ def test_health_and_metrics(filled: Path) -> None:
     assert answer.json()["problems"] == ["the coordinator takes no snapshots: the last one 61 s ago"]
     assert [part["name"] for part in answer.json()["parts"]] == ["publisher"]
     text = asked(answers_in(filled), filled, "/metrics")[0].text
-    for line in ("tt_step 5.0", "tt_loss 2.5", "tt_recorded_steps 5.0", "tt_snapshot_age_seconds 5.0"):
+    for line in ("tt_step 5.0", "tt_loss 2.5", "tt_recorded_steps 5.0", "tt_snapshot_age_seconds 5.0", *OF_TRAINERS):
         assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), text
 
 

@@ -53,11 +53,11 @@ class Metrics:
         yield GaugeMetricFamily("tt_aux_peers", "Auxiliary peers", sum(peer["role"] == "aux" for peer in peers))
         behind = sum(peer["client_mode"] for peer in peers)
         yield GaugeMetricFamily("tt_client_mode_peers", "Peers that others cannot dial", behind)
-        yield from _of_peers(peers)
+        yield from _of_trainers([peer for peer in peers if peer["role"] == "trainer"])
 
 
-def _of_peers(peers: list[dict[str, Any]]) -> Iterator[Metric]:
-    """Least, middle and most of each figure of the peers: as many lines for ten of them as for ten thousand."""
+def _of_trainers(peers: list[dict[str, Any]]) -> Iterator[Metric]:
+    """Least, middle and most of each figure of the trainers: as many lines for ten of them as for ten thousand."""
     for name, field in PeerView.model_fields.items():
         values = sorted(float(peer[name]) for peer in peers if isinstance(peer.get(name), int | float))
         if not values:
