@@ -92,9 +92,8 @@ class Database:
             raise
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            kind = DatabaseDown
-            if (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF in _DAMAGED:
-                kind = DatabaseDamaged
+            damaged = (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF in _DAMAGED
+            kind = DatabaseDamaged if damaged else DatabaseDown
             raise kind(f"{self.whose} does not answer ({str(cause).splitlines()[0]})") from error
 
     def protect(self) -> None:

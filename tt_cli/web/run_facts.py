@@ -27,6 +27,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
     """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
+    joins = None if run.peers.initial else join_line(name, list(addresses))  # else the run file names peers
     repository, draws = run.checkpoints.repository, isinstance(run, DalleRun)
     return {
         "name": run.run.name,
@@ -45,7 +46,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
         "data": {**run.data.model_dump(), **({"pixels": run.vqgan.pixels} if isinstance(run, DalleRun) else {})},
         "membership": run.membership.model_dump(include={"kind", "organisation", "authority"}),
         "join": {
-            "commands": [_join(run, name, addresses)],
+            "commands": [joins or f"tt join {shlex.quote(name)}"],
             "peers": list(addresses),
             "notebooks": [f"notebooks/{name}" for name in NAMES[: None if draws else 1]],
         },
@@ -53,11 +54,6 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
         "checkpoints_at": f"{HUB}/{repository}" if repository else None,
         **({} if draws else {"described": run.described()}),
     }
-
-
-def _join(run: RunConfig, name: str, addresses: Sequence[str]) -> str:
-    """The command that finds the swarm also where the run file names no peer."""
-    return (None if run.peers.initial else join_line(name, list(addresses))) or f"tt join {shlex.quote(name)}"
 
 
 def figures(

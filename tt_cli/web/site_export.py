@@ -74,7 +74,10 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
     history = {**answers.steps(POINTS), "block": BLOCK}
     newest = int(history["last_step"])
     checkpoints = answers.checkpoints(pictures)
-    pictures_copied = _copy_pictures(checkpoints, pictures, folder)
+    drawn = [Path(picture["url"]).name for row in checkpoints["rows"] for picture in row["pictures"]]
+    (folder / "pictures").mkdir()
+    for name in drawn:
+        shutil.copyfile(pictures / name, folder / "pictures" / name)
     contents: dict[str, Content] = {
         "run": answers.run(),
         "snapshot": snapshot,
@@ -102,13 +105,4 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
         (folder / file).write_bytes(notebooks.notebook(file.name, contents["run"]))
     (folder / "index.html").write_text(index_html(contents["run"], static=True), encoding="utf-8")
     (folder / MARK).write_text(json.dumps({"run": contents["run"]["identity"], "step": newest}) + "\n")
-    return newest, pictures_copied
-
-
-def _copy_pictures(checkpoints: Content, pictures: Path, folder: Path) -> int:
-    """Copy the pictures that the checkpoints show, and return how many."""
-    (folder / "pictures").mkdir()
-    names = [Path(picture["url"]).name for row in checkpoints["rows"] for picture in row["pictures"]]
-    for name in names:
-        shutil.copyfile(pictures / name, folder / "pictures" / name)
-    return len(names)
+    return newest, len(drawn)
