@@ -126,6 +126,13 @@ def test_a_server_that_asks_for_a_pause_gets_it(peer: Peer, server: ShardServer)
     assert peer.remedies[0] == "takes another one in 7 s"
 
 
+def test_a_server_that_asks_for_no_pause_is_not_asked_without_end(peer: Peer, server: ShardServer) -> None:
+    """A pause of 0, and a time that has passed by this machine's clock."""
+    server.faults["train"] = [(503, {"Retry-After": "0"}), (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})] * 2
+    assert peer.epoch() == EVERYTHING
+    assert peer.pauses == [1, 2, 4, 8]
+
+
 def test_pauses_in_headers() -> None:
     assert seconds_to_wait("3") == 3
     assert seconds_to_wait("Wed, 21 Oct 2015 07:28:00 GMT") == 0
@@ -232,7 +239,7 @@ def test_a_list_that_never_comes_is_one_line(peer: Peer, server: ShardServer) ->
     server.faults["index"] = [(503, {"Retry-After": "2"})] * 99
     with pytest.raises(TTError, match=r"cannot read the data set shards: the server answered \(503\)"):
         peer.reader()
-    assert peer.pauses == [2, 2, 2, 2]
+    assert peer.pauses == [2, 2, 4, 8]
     assert peer.words[0] == "cannot list the shards of shards: the server answered (503)"
 
 

@@ -238,8 +238,8 @@ class RowReader:
         tried_all = name and self._failures >= 3 * len(self.shards)
         if not self._came and (self._failures >= GIVE_UP or tried_all):
             raise self._nothing()
-        pause = 0.0 if problem.lasting and self._failures <= QUICKLY else 2.0 ** min(self._failures - 1, 10)
-        pause = min(pause, LONGEST_PAUSE) if problem.wait is None else problem.wait
+        grown = 0.0 if problem.lasting and self._failures <= QUICKLY else 2.0 ** min(self._failures - 1, 10)
+        pause = max(min(grown, LONGEST_PAUSE), problem.wait or 0.0)  # a server may ask for none, or too late
         when = f"in {pause:.0f} s" if pause else "now"
         trouble, remedy = f"cannot list the shards of {self.plan.rules.name}: {problem}", f"asks again {when}"
         if name:
