@@ -165,6 +165,20 @@ def test_rare_good_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(len(block.captions) for block in islice(blocks, 8)) == 8
 
 
+def test_bad_rows_in_a_row_end_no_reader_that_had_good_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a data set that is of no use, as long as one likes: also where another reader went on before it."""
+    monkeypatch.setattr(examples, "HOPELESS", 600)
+    bad, rest = [row(code=code(1))] * 4000, [f"row {number}" for number in range(10, 20)]
+    write(tmp_path / "train.parquet", [*numbered(10), *bad, *numbered(20)[10:]])
+    blocks = reader_of(tmp_path, shuffle_buffer=1).blocks()
+    state = [next(blocks) for _ in range(10)][-1].state_after(1)
+    assert rows_of(blocks, 10) == rest
+    assert rows_of(reader_of(tmp_path, state=state, shuffle_buffer=1).blocks(), 10) == rest
+    write(tmp_path / "train.parquet", bad)
+    with pytest.raises(TTError, match=r"no example that this run can use \(39\d\d rows: code width 39\d\d\)"):
+        next(reader_of(tmp_path, state=state, shuffle_buffer=1).blocks())
+
+
 def test_a_damaged_shard_gives_what_is_good_of_it(tmp_path: Path) -> None:
     """A byte of one row group, of three: the others' rows come, and the shards after it."""
     shards(tmp_path, 3, 40)

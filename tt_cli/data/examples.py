@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the process that reads ahead does without
     import torch
 
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
-HOPELESS = 20_000  # bad rows one after the other, after which the data set is said to be unusable
+HOPELESS = 20_000  # bad rows before the first good one, after which the data set is said to be unusable
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class RowFilter:
         self.counts = RowCounts()
         self._width = {name: column_bytes(name, rules.codes, rules.codebook_size) for name in CODE_COLUMNS}
         self._hopeless = HOPELESS if hopeless is None else hopeless
-        self._in_vain = 0  # rows since the last that was kept
 
     def reason(self, row: Mapping[str, Any]) -> str | None:
         """The key of `RowCounts` that tells why this row is left out, or None if nothing is wrong so far.
@@ -110,7 +109,7 @@ class RowFilter:
     def sift(self, rows: Sequence[Mapping[str, Any]]) -> Sifted:
         """Captions and codes (k, n) int16 of the good rows, and their places (k,) in `rows`; the rest is counted.
 
-        Raises TTError after HOPELESS bad rows on end.
+        Raises TTError after HOPELESS bad rows and no good one.
         """
         if isinstance(rows, ColumnRows) and (plain := rows.plain(self.rules)) is not None:
             captions, codes, passed = plain
@@ -137,8 +136,7 @@ class RowFilter:
         in_range = (codes.view(np.uint16) < self.rules.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.update(kept=len(good), code_range=int(passed.sum()) - len(good))
-        self._in_vain = 0 if len(good) else self._in_vain + len(passed)
-        if self._in_vain >= self._hopeless:
+        if not self.counts["kept"] and self.counts.total() >= self._hopeless:
             raise self.unusable()
         return [captions[place] for place in good], codes[good], good
 

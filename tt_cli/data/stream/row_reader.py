@@ -7,13 +7,15 @@ Notable:
 - the next shard is on its way while one is read;
 - a shard that does not come is put off and another one is taken, with words; the pauses grow while nothing comes, and
   a server that asks for a pause gets it. Only a reader that never got anything gives up;
-- no row is lost because of a bad one: what can be read of a damaged shard is read, the rest is counted.
+- no row is lost because of a bad one: what can be read of a damaged shard is read, the rest is counted; however many
+  bad ones come after a good one, the next good one is sought.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +114,7 @@ class RowReader:
         self, plan: ReadPlan, on_trouble: Callable[[str, str], None], wait: Callable[[float], None] = time.sleep
     ) -> None:
         self.plan, self._on_trouble, self._wait = plan, on_trouble, wait
-        self.filter = RowFilter(plan.rules)
+        self.filter = RowFilter(plan.rules, math.inf if plan.state else None)  # an earlier reader had good rows
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
         self._problem, self._missing = "", ""
