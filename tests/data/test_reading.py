@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,14 @@ def test_a_state_about_other_data_is_a_beginning(tmp_path: Path) -> None:
     assert reader_of(tmp_path, state=now).seed == 5
     for known in (state, {}, {**now, "version": 2}, {**now, "seed": -1}):
         assert reader_of(tmp_path, state=known).seed == 0
+
+
+def test_no_more_is_shuffled_together_than_there_is_memory_for(tmp_path: Path) -> None:
+    """Pictures of 2 MiB: of 102 the three copies that shuffling takes fit, and a first block is an eighth."""
+    write(tmp_path / "train.parquet", [{**one, "code": bytes(2 << 20)} for one in numbered(30)])
+    plan = plan_of(run_on(tmp_path, shuffle_buffer=10**9), "train", 0)
+    reader = RowReader(replace(plan, rules=replace(plan.rules, codes=1 << 20)), Told())
+    assert len(next(reader.blocks()).captions) == 13
 
 
 def test_codes_of_both_columns_are_the_same(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic import TypeAdapter
 
+from tt_cli.data.codes import CODE_DTYPE
 from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter, missing_columns
 from tt_cli.data.shard_format import DamagedShard, read_batches
@@ -36,6 +37,7 @@ from tt_cli.data.stream.transfer import ShardProblem
 from tt_cli.errors import TTError, UsageError
 
 GIVE_UP = 5  # failures on end, of a reader that never got anything
+HELD_AT_ONCE = 5  # times that a block's codes may be in memory: three are, while it is shuffled, beside all else
 QUICKLY = 3  # shards on end that are not there, before there are pauses
 ROWS = 256  # of a message
 LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
@@ -114,6 +116,8 @@ class RowReader:
         self, plan: ReadPlan, on_trouble: Callable[[str, str], None], wait: Callable[[float], None] = time.sleep
     ) -> None:
         self.plan, self._on_trouble, self._wait = plan, on_trouble, wait
+        fitting = plan.memory // HELD_AT_ONCE // (plan.rules.codes * CODE_DTYPE.itemsize)
+        self._block_rows = min(plan.shuffle_buffer, fitting)
         self.filter = RowFilter(plan.rules, math.inf if plan.state else None)  # an earlier reader had good rows
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
@@ -139,7 +143,7 @@ class RowReader:
         for piece in self._pieces(self._start):
             rest, unfinished = piece, True
             while unfinished:
-                room = block_rows(self.plan.shuffle_buffer, at.block) - sum(len(part.rows) for part in held)
+                room = block_rows(self._block_rows, at.block) - sum(len(part.rows) for part in held)
                 part, rest = rest.split(min(room, len(rest.rows)))
                 held.append(part)
                 if len(part.rows) < room and not piece.last:
