@@ -68,18 +68,18 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
 
     for share, split in enumerate(SPLITS):
         with closing(Journal(out, share, f".{CONTAINER}", split=split)) as journal:
-            counts, past = RowCounts(), journal.place[1]
-            train = token_ids(data, tokenizer, "train", None, counts)
-            whole = held_out_ids(data, tokenizer, counts) if share else train
-            documents = iter(()) if journal.finished.done else islice(whole, past, None)
+            counts, past = RowCounts(), journal.counts["seen"]
+            train = token_ids(data, tokenizer, "train", None, counts, past)
+            rest = held_out_ids(data, tokenizer, counts, past) if share else train
+            documents = iter(()) if journal.finished.done else rest
             while True:
                 batch = list(islice(documents, AT_ONCE))
-                skipped = max(0, counts["no_text"] - journal.counts["no_text"])
+                skipped = counts.pop("no_text", 0)
                 if not batch and not skipped:
                     break
                 rows = [{column: ids.astype(ID_COLUMNS[column]).tobytes()} for ids in batch]
-                past, worked = past + len(batch), worked + len(batch)
                 added = {"seen": len(batch) + skipped, "kept": len(batch), "no_text": skipped}
+                past, worked = past + added["seen"], worked + len(batch)
                 journal.record((0, past), rows, added | {"tokens": sum(map(len, batch))}, [])
                 if journal.full:
                     journal.seal()

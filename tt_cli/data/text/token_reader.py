@@ -130,20 +130,27 @@ def _in_memory(data: TextDataPart, part: TextTokenizerPart) -> list[np.ndarray]:
     return list(token_ids(data, TextTokenizer(part), "train"))
 
 
-def held_out_ids(data: TextDataPart, tokenizer: TextTokenizer, counts: RowCounts | None = None) -> Iterator[np.ndarray]:
-    """The ids of each document on which nobody trains. counts: as `token_ids`."""
+def held_out_ids(
+    data: TextDataPart, tokenizer: TextTokenizer, counts: RowCounts | None = None, skip: int = 0
+) -> Iterator[np.ndarray]:
+    """The ids of each document on which nobody trains. counts, skip: as `token_ids`."""
     for split in HELD_OUT:
         with suppress(NoSplit):
-            yield from token_ids(data, tokenizer, split, None, counts)
+            yield from token_ids(data, tokenizer, split, None, counts, skip)
             return
 
 
 def token_ids(
-    data: TextDataPart, tokenizer: TextTokenizer, split: str, seed: int | None = None, counts: RowCounts | None = None
+    data: TextDataPart,
+    tokenizer: TextTokenizer,
+    split: str,
+    seed: int | None = None,
+    counts: RowCounts | None = None,
+    skip: int = 0,
 ) -> Iterator[np.ndarray]:
-    """The ids of each document of a split, see `documents`. counts: takes in what is no text."""
+    """The ids of each document of a split, see `documents`, from number `skip` on. counts: takes in what is no text."""
     before = ID_COLUMNS.get(data.column)  # `tt data tokenize` made them
-    for text in documents(data, split, seed):
+    for text in islice(documents(data, split, seed), skip, None):
         if before is not None and isinstance(text, bytes) and len(text) % before.itemsize == 0 < len(text):
             ids = np.frombuffer(text, before).astype(np.int64)
             if ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
