@@ -21,6 +21,7 @@ from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.row_reader import Block, RowReader
+from tt_cli.data.stream.subset import heldout_examples
 from tt_cli.errors import TTError, UsageError
 
 
@@ -315,6 +316,16 @@ def test_an_empty_folder_and_none_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"cannot read the data set .*{words}") as caught:
             reader_of(tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def test_a_shard_whose_name_has_a_held_out_split_in_it_is_not_trained_on(tmp_path: Path) -> None:
+    """Also where "train" comes before it."""
+    names = ["train-0", "train_heldout", "train/validation-0", "train-test-split/0", "heldout/train-0"]
+    for number, name in enumerate(names):
+        write(tmp_path / f"{name}.parquet", numbered(50)[10 * number : 10 * number + 10])
+    assert set(rows_of(reader_of(tmp_path).blocks(), 60)) == {f"row {number}" for number in range(10)}
+    run, held_out = run_on(tmp_path), {f"row {number}" for number in (*range(10, 20), *range(40, 50))}
+    assert {example.caption for example in heldout_examples(run, 50)} == held_out
 
 
 def test_empty_shards_are_no_data(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
     names = sorted(set(names))
     named: dict[str, list[str]] = {}
     for name in names:
-        word = next((word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), None)
-        if word is not None:
+        if words := [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS]:
+            word = next((word for word in words if word != "train"), "train")  # of both it is held out
             named.setdefault(SAME.get(word, word), []).append(name)
     split = SAME.get(split, split)
     if not names:
