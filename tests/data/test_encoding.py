@@ -158,6 +158,14 @@ def test_a_source_without_labels_gets_no_column_of_labels(tmp_path: Path, run: R
     assert [set(found) for found in rows_in(tmp_path)] == [{"caption", "original_width", "original_height", "code"}] * 2
 
 
+def test_what_training_would_not_take_is_not_kept(tmp_path: Path, run: RunConfig) -> None:
+    """A picture without a label, in a source of labels."""
+    progress = do(run, tmp_path, Units([picture(1), picture(2, NSFW=...), picture(3, NSFW=None)]))
+    assert progress.counts == {"seen": 3, "kept": 1, "nsfw": 2}
+    row_filter = RowFilter(RowRules.of(run))
+    assert row_filter.sift(rows_in(tmp_path))[0] == ["row 1"] and not row_filter.counts.problems()
+
+
 def test_a_damaged_file_is_listed_and_the_others_go_on(tmp_path: Path, run: RunConfig) -> None:
     progress = do(run, tmp_path, Units([picture(1), None], [None], [picture(2)]))
     assert captions_in(tmp_path) == ["row 1", "row 2"]

@@ -264,13 +264,17 @@ def extended(size: int) -> bytes:
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
+SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (extended(64 << 20) + bytes(64 << 20), "a name or its like of 67,108,864 bytes"),
         ((extended(11) + b"11 foo=bar\n".ljust(512, b"\0")) * 5000, "maximum recursion depth exceeded"),
+        (extended(44) + SPARSE.ljust(512, b"\0") + tarfile.TarInfo("a").tobuf() + bytes(1024), "not enough values"),
     ],
-    ids=["size", "depth"],
+    ids=["size", "depth", "holes"],
 )
 def test_a_tars_headers_take_no_memory_and_end_no_reader(content: bytes, words: str) -> None:
     tracemalloc.start()

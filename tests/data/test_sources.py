@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from data.rows import bomb, png, tar
 
-from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source
+from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source, picture_of
 from tt_cli.data.folder_walk import files_below
 from tt_cli.errors import UsageError
 
@@ -154,6 +154,12 @@ def test_webdataset_tars(tmp_path: Path) -> None:
         ("01.tar/d", "alone", None),
     ]
     assert found[0].fields == {"NSFW": "UNSURE", "original_width": 9}
+
+
+@pytest.mark.parametrize("size", [10**20, 1e30, -3, "9" * 5000, float("nan"), [1]])
+def test_a_size_that_no_picture_has_is_as_if_there_were_none(size: Any) -> None:
+    """No shard could hold some of these."""
+    assert picture_of("a", {"caption": "a", "width": size}, None).fields == {"original_width": 0}
 
 
 def good_until_damage(source: PictureSource, unit: int) -> tuple[list[CaptionedPicture], str]:

@@ -87,11 +87,14 @@ class EncodingProgress:
         }
 
 
-def reason_against(picture: CaptionedPicture, rules: RowRules) -> str | None:
-    """The reason for which the run's filters leave a picture out before it is decoded, None if they do not."""
+def reason_against(picture: CaptionedPicture, rules: RowRules, columns: Sequence[str] = ()) -> str | None:
+    """The reason for which the run's filters leave a picture out before it is decoded, None if they do not.
+
+    columns: of its row. Training takes none without a label from a data set that has them.
+    """
     if (reason := rules.against_caption(picture.caption)) is not None:
         return reason
-    if "NSFW" in picture.fields and picture.fields["NSFW"] not in rules.nsfw_allowed:
+    if LABEL in (*picture.fields, *columns) and picture.fields.get(LABEL) not in rules.nsfw_allowed:
         return "nsfw"
     width, height = _sizes(picture)
     if width and (reason := rules.against_shape(width, height)) is not None:
@@ -167,7 +170,7 @@ class EncodingJob:
             try:
                 for number, picture in enumerate(self.source.read(units[ordinal], before), before + 1):
                     if by_unit or (number - 1) % share.count == share.index:
-                        yield (ordinal, number), picture, reason_against(picture, self.rules)
+                        yield (ordinal, number), picture, reason_against(picture, self.rules, self.fields)
             except DamagedUnit as error:
                 yield (ordinal + 1, 0), None, Undecodable("damaged_file", str(error))
 

@@ -14,6 +14,7 @@ import csv
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,10 @@ def _content(row: Mapping[str, Any], folder: Path | None) -> bytes | Path | None
 
 def _whole(value: Any) -> int:
     """A size in pixels, 0 for what is none."""
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
+    with suppress(TypeError, ValueError, OverflowError):
+        if 0 < (size := int(value)) < 1 << 31:  # what no picture has a column of a shard may not hold
+            return size
+    return 0
 
 
 def _hub(name: str, split: str, revision: str | None) -> PictureSource:
