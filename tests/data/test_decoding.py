@@ -124,6 +124,12 @@ def test_a_camera_says_what_is_up(orientation: int) -> None:
     assert all(near(pixel, colour) for pixel, colour in zip(corners, (RED, GREEN, BLUE, WHITE), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_metadata_that_cannot_be_read_cost_no_picture(kind: str) -> None:
+    for exif in (b"Exif\0\0no TIFF at all", b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12", b"Exif\0\0"):
+        assert near(good(stored(Image.new("RGB", (40, 40), RED), kind, exif=exif)).pixels[16, 16], RED)
+
+
 def test_a_large_jpeg_is_as_good_as_a_png() -> None:
     y, x = np.mgrid[:900, :1200]
     smooth = Image.fromarray(np.stack([x % 256, y % 256, (x + y) // 9], axis=-1).astype(np.uint8))

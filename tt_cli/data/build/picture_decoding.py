@@ -15,11 +15,12 @@ import io
 import os
 import stat
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 FORMATS = {  # Pillow's names, each with the endings of its files: what the web is made of, decoded in this process
     "JPEG": (".jpg", ".jpeg"),
@@ -33,6 +34,7 @@ FORMATS = {  # Pillow's names, each with the endings of its files: what the web 
 MOST_PIXELS = 89_478_485  # Pillow's own limit, at which it only warns: 256 MiB of RGB
 MOST_BYTES = 1 << 28  # of a picture file
 _ORIENTATION = 0x0112  # EXIF
+_TURNS = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), 2))  # for each orientation: its undoing
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,13 @@ def _decode(content: bytes, side: int) -> Decoded | Undecodable:
                 return Undecodable("too_large", f"it has {width} x {height} pixels")
             if not (width and height):
                 return Undecodable("broken", "it has no pixels")
-            orientation = picture.getexif().get(_ORIENTATION, 1)
+            orientation = 1
+            with suppress(Exception):  # metadata that cannot be read do no harm to the picture
+                orientation = picture.getexif().get(_ORIENTATION, 1)
             picture.draft("RGB", (2 * side, 2 * side))  # JPEG only: at half the size where that is still plenty
             square = _square(_as_rgb(picture), side)
-            square.getexif()[_ORIENTATION] = orientation  # which converting and resizing may have lost
-            square = ImageOps.exif_transpose(square)
+    if (turn := _TURNS.get(orientation)) is not None:
+        square = square.transpose(turn)
     if orientation in (5, 6, 7, 8):
         width, height = height, width
     return Decoded(np.asarray(square), width, height)
