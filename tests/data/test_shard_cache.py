@@ -126,16 +126,19 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, source: Source) -
 def test_a_full_disk_is_said_once_and_shards_come_from_memory(
     tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, size: int) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "truncate", full)
     words, tell = said()
     cache = ShardCache(tmp_path, 10_000, tell)
-    for name in "abc":
-        assert read(cache.bring(name, source.of(name))) == name.encode() * 1000
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "posix_fallocate", full)
+        for name in "abc":
+            assert read(cache.bring(name, source.of(name))) == name.encode() * 1000
     assert len(words) == 1
     assert "No space left on device" in words[0]
+    assert read(cache.bring("d", source.of("d"))) == b"d" * 1000
+    assert cache.find("d") is not None, "there is room again"
 
 
 def test_without_room_on_the_disk_or_in_memory_another_shard_is_taken(tmp_path: Path) -> None:

@@ -61,12 +61,12 @@ class ShardCache:
             except _TooLarge:
                 pass
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
-                    self._of_use = False
+                self._of_use = error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM)  # a full disk may pass
                 self._note(
                     f"shards are not kept in {self.folder} ({error.strerror or error}): free some space; until then a "
                     "restart downloads again"
                 )
+                self._note = lambda words: None
         file = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY))  # noqa: SIM115 - the caller closes it
         try:
             fetch(file, lambda size: None)
@@ -113,6 +113,8 @@ class ShardCache:
                     total -= taken
             if total + size > self.cap:  # others are fetching as much
                 raise _TooLarge
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is found out before anything was sent
             os.truncate(file.fileno(), size)
 
     def _files(self) -> Iterator[tuple[bool, float, int, Path]]:
