@@ -64,9 +64,10 @@ def test_a_shard_of_kilobytes_does_not_become_gigabytes(tmp_path: Path) -> None:
 def test_damage_is_said_and_the_rest_is_read(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.parquet", [plain(1, code(1, 2, 3, 4))])
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
+    (tmp_path / "c.parquet").symlink_to(tmp_path / "nothing")
     found = inspect(shard_files(tmp_path), run_on("any"), 3, 0)
-    assert found.rows == 1
-    assert len(found.damaged) == 1 and "b.parquet cannot be read to its end" in found.damaged[0]
+    assert found.rows == 1 and found.damaged[1:] == [f"cannot read {tmp_path / 'c.parquet'}: No such file or directory"]
+    assert "b.parquet cannot be read to its end" in found.damaged[0]
 
 
 def test_the_page_needs_nothing_else_and_believes_no_caption(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def _batches(files: Sequence[Path], result: Inspection) -> Iterator[Sequence[Row
     """The rows of all shards, of each as far as it can be read; shards, bytes and damage are counted."""
     for path in files:
         result.shards += 1
-        result.bytes += path.stat().st_size
         try:
+            result.bytes += path.stat().st_size
             with path.open("rb") as file:
                 yield from read_batches(file, path.name)
         except OSError as error:
