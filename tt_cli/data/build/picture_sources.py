@@ -29,7 +29,7 @@ from tt_cli.hub.dataset_errors import dataset_errors
 from tt_cli.run.sections import HUB_NAME
 
 PICTURES = tuple(itertools.chain(*FORMATS.values()))
-TABLES = (".parquet", ".jsonl", ".csv")
+MANY = (".tar", ".parquet", ".jsonl", ".csv")  # files with many pictures in each: tars, and tables
 CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
 NO_DATA_SET = "the Hub has no such data set, or it is private; check the name"
@@ -78,11 +78,9 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
     if path.is_dir():
         return _folder(path)
     if path.is_file():
-        if path.suffix.lower() == ".tar":
-            return _files([path], _tar_pictures)
-        if path.suffix.lower() in TABLES:
-            return _files([path], _table_pictures)
-        raise UsageError(f"cannot encode {name}: it is no folder and ends in none of .tar, {', '.join(TABLES)}")
+        if path.suffix.lower() in MANY:
+            return _files([path])
+        raise UsageError(f"cannot encode {name}: it is no folder and ends in none of {', '.join(MANY)}")
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
         return _hub(name, split, revision)
     raise UsageError(f"cannot encode {name}: there is no such folder or file, and no data set on the Hub is called so")
@@ -94,14 +92,13 @@ def _folder(path: Path) -> PictureSource:
             raise UsageError(f"cannot read the folder {path}: {error.strerror or error}") from error
 
     files = files_below(path, on_unreadable)
-    if tars := [file for file in files if file.suffix.lower() == ".tar"]:
-        return _files(tars, _tar_pictures)
-    for ending in TABLES:
-        if tables := [file for file in files if file.parent == path and file.suffix.lower() == ending]:
-            return _files(tables, _table_pictures)
+    for ending in MANY:
+        found = [file for file in files if file.suffix.lower() == ending]
+        if many := [file for file in found if ending == ".tar" or file.parent == path]:
+            return _files(many)
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
     if not pictures:
-        raise UsageError(f"there is nothing to encode in {path}: no tars, no {', '.join(TABLES)}, no pictures")
+        raise UsageError(f"there is nothing to encode in {path}: no tars, no {', '.join(MANY[1:])}, no pictures")
 
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         for picture in pictures[skip:]:
@@ -118,8 +115,8 @@ def _caption_beside(path: Path) -> str | bytes | None:
         return None
 
 
-def _files(files: Sequence[Path], pictures: Callable[[Path, int], Iterator[CaptionedPicture]]) -> PictureSource:
-    """Files with many pictures in each. pictures: of a file, from a number on."""
+def _files(files: Sequence[Path]) -> PictureSource:
+    pictures = _tar_pictures if files[0].suffix.lower() == ".tar" else _table_pictures
 
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         import pyarrow

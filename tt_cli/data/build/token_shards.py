@@ -71,11 +71,11 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
             counts, past = RowCounts(), journal.counts["seen"]
             train = token_ids(data, tokenizer, "train", None, counts, past)
             rest = held_out_ids(data, tokenizer, counts, past) if share else train
-            documents = iter(()) if journal.finished.done else rest
-            while True:
-                batch = list(islice(documents, AT_ONCE))
+            while not journal.finished.done:
+                batch = list(islice(rest, AT_ONCE))
                 skipped = counts.pop("no_text", 0)
                 if not batch and not skipped:
+                    journal.seal(done=True)
                     break
                 rows = [{column: ids.astype(ID_COLUMNS[column]).tobytes()} for ids in batch]
                 added = {"seen": len(batch) + skipped, "kept": len(batch), "no_text": skipped}
@@ -86,8 +86,6 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
                     on_progress(progress(journal.counts))
-            if not journal.finished.done:
-                journal.seal(done=True)
             finished += journal.counts
             shards += journal.finished.shards
     write_sums(out, len(SPLITS))

@@ -84,10 +84,11 @@ class Folder:
             return [Shard(name) for name in of_split([self.place.name], split, str(self.place))]
         if not self.place.is_dir():
             raise UsageError(f"{where}: there is no such folder; check data.name and data.location")
-        try:
-            files = files_below(self.place, _fail)
-        except OSError as error:
+
+        def fail(error: OSError) -> None:
             raise UsageError(f"{where}: {error.filename or self.place}: {error.strerror or error}") from error
+
+        files = files_below(self.place, fail)
         names = [file.relative_to(self.place).as_posix() for file in files if container_of(file.name)]
         return [Shard(name) for name in of_split(names, split, str(self.place))]
 
@@ -97,10 +98,6 @@ class Folder:
             return (self.place if self.place.is_file() else self.place / shard.name).open("rb")
         except OSError as error:
             raise ShardProblem(error.strerror or str(error), lasting=True) from error
-
-
-def _fail(error: OSError) -> None:
-    raise error
 
 
 class Address:

@@ -6,9 +6,6 @@ Notable:
   shard from the same place than for waiting on one that will never come;
 - what is not the announced length or SHA-256 is not kept;
 - no more is taken than was announced, and nothing that announces more than it may have.
-
-`hf_hub_download` (2.4) asks a server that stands still five times more, waits for a Retry-After by itself, goes on
-after a cut without asking whether it is still the same file, and keeps without bound.
 """
 
 from __future__ import annotations
