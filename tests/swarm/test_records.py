@@ -10,8 +10,8 @@ from swarm.made import USUAL, record
 
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
-COUNTS = ["epoch", "samples", "total_samples", "micro_batch", "bytes_sent", "bytes_received", "resynced_chunks"]
-COUNTS += ["sent_per_hour", "received_per_hour"]
+COUNTS = ["epoch", "samples", "total_samples", "micro_batch", "resynced_chunks", "sent_per_hour", "received_per_hour"]
+MOVED = ["bytes_sent", "bytes_received"]
 NUMBERS = ["samples_per_second", "time"]
 TEXTS = ["peer_id", "user", "version", "device", "round"]
 
@@ -28,6 +28,14 @@ def test_a_record_comes_back_from_its_plain_form() -> None:
 def test_numbers_have_bounds(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         record(**{name: value})
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_peer_may_run_for_weeks_on_a_fast_line(name: str) -> None:
+    assert getattr(record(**{name: 6 * 7 * 86_400 * 125_000_000}), name) > 4 * 10**14  # 1 Gbit/s
+    for value in (-1, 2**53, math.inf, None):
+        with pytest.raises(ValidationError, match=name):
+            record(**{name: value})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, -1e300])

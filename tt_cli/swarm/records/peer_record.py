@@ -25,6 +25,7 @@ Text = Annotated[str, StringConstraints(max_length=80)]
 Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=MAX_NUMBER)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
+Moved = Annotated[int, Field(ge=0, lt=2**53)]  # bytes since a process began: a line of 1 Gbit/s takes two years
 Named = Annotated[list[Text], Field(max_length=8)]
 PassText = Annotated[str, StringConstraints(max_length=MAX_PASS)]
 Role = Annotated[str, StringConstraints(pattern=r"^(trainer|assistant|aux)$")]
@@ -110,8 +111,8 @@ class PeerRecord(PeerFigures):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     micro_batch: Count = 0
-    bytes_sent: Count = 0
-    bytes_received: Count = 0
+    bytes_sent: Moved = 0
+    bytes_received: Moved = 0
     left: bool = False
     vote: bool = False
     clipped: Named = []
