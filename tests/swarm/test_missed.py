@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from peer.states import gradients, small_run, trained
 from swarm.made import NO_PROOFS, record
 
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import RunConfig, folders, load_run
 from tt_cli.supervisor.events import Event, Synchronised
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
@@ -103,7 +105,7 @@ def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]
     def fetch(view: SwarmState, state: tuple[int, str], timeout: float) -> str:
         return averager.fetch_average(view.donors(), state_key(*state), timeout) or ""
 
-    with StepReplay(averager, others.view, fetch) as missed:
+    with StepReplay(others.run or small_run(), averager, others.view, fetch) as missed:
         others.wait_until_seen()
         for _ in range(before):
             others.step()
@@ -244,17 +246,50 @@ def test_an_average_that_no_voter_precommitted_changes_nothing() -> None:
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
         def seek(self, place: int) -> None: ...
 
         def write(self, data: bytes) -> None:
             raise OSError(28, "No space left on device")
 
-        def close(self) -> None: ...
-
     monkeypatch.setattr(room.tempfile, "TemporaryFile", lambda dir: Full())
     others = Others()
     mine, made = replayed(others, 0, 2)
     assert (made, mine.epoch) == (0, 0)
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_none_and_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TT_HOME", str(tmp_path / "file"))  # of whoever is root, too
+    mine, made = replayed(Others(), 0, 2)
+    assert (made, mine.epoch) == (0, 0)
+
+
+class Watched(Others):
+    """As others; of the run's folder it notes what this process has open when the next average is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = set[str]()
+
+    def fetch_average(self, *asked: Any, **more: Any) -> str | None:
+        for opened in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                self.open.add(os.readlink(opened))
+        return super().fetch_average(*asked, **more)
+
+
+def test_they_are_kept_beside_the_backups_and_gone_with_the_process() -> None:
+    others, folder = Watched(), folders.run_folder(small_run())
+    assert replayed(others, 0, 2)[1] == 2
+    assert len([opened for opened in others.open if opened.startswith(str(folder))]) == 1
+    assert not os.listdir(folder)
 
 
 def test_averages_are_kept_while_somebody_asks_for_them() -> None:

@@ -194,7 +194,8 @@ class CatchUp:
         self.ask_anew.clear()
         try:
             progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
-            with StepReplay(self._averager, self._look, self._fetch) if replays else nullcontext() as replay:
+            replaying = StepReplay(self._run, self._averager, self._look, self._fetch) if replays else nullcontext()
+            with replaying as replay:
                 taken = self._averager.take_state(
                     self._state.tree(),
                     STATE_SECONDS,

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
+from functools import cached_property
+from typing import IO
 
 from hivemind.utils import get_logger
 
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.records.publisher import SwarmState
@@ -37,18 +41,18 @@ class StepReplay:
 
     def __init__(
         self,
+        run: RunConfig,
         averager: Averager,
         view: Callable[[], SwarmState],
         fetch: Callable[[SwarmState, Position, float], str],
     ):
-        self._averager, self._view, self._average = averager, view, fetch
+        self._run, self._averager, self._view, self._average = run, averager, view, fetch
         self._changed = averager.clock.condition()
         self._ending, self._looks, self._kept = False, 0, 0
         self._steps: dict[Position, Position] = {}  # state → the one to which the others went on from it
         self._places: dict[Position, tuple[int, str] | None] = {}  # state → where the average is kept, and who gave it
         self._wanted: list[tuple[Position, SwarmState]] = []  # averages; members keep them for a while
-        scratch = Path("/var/tmp")  # /tmp may be memory
-        self._file = tempfile.TemporaryFile(dir=scratch if scratch.is_dir() else None)  # noqa: SIM115 - closed in __exit__
+        self._open = ExitStack()
 
     def __enter__(self) -> StepReplay:
         self._threads = [self._averager.clock.thread(work, "step replay") for work in (self._look, self._fetch)]
@@ -61,7 +65,12 @@ class StepReplay:
         self._averager.drop_fetch()
         for thread in self._threads:
             thread.join(END_SECONDS)
-        self._file.close()
+        self._open.close()
+
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        """Beside the backups: /tmp may be memory, and a container has nothing else to write to. OSError, TTError."""
+        return self._open.enter_context(tempfile.TemporaryFile(dir=folders.run_folder(self._run)))
 
     def replay(self, state: LockedState) -> int:
         """Make the steps from `state` whose averages are here or on their way. Returns how many.
@@ -132,9 +141,12 @@ class StepReplay:
         buffer, place = self._averager.store.buffer, self._kept
         try:
             with self._changed:
+                if self._ending:
+                    return None
                 self._file.seek(place * buffer.nbytes)
                 self._file.write(buffer.dump())
-        except OSError as error:  # a full disk: the state is taken over again if it comes too late
+                self._file.flush()
+        except (OSError, TTError) as error:  # a full disk: the state is taken over again if it comes too late
             logger.warning(f"the averages of missed steps are not kept: {error}")
             return None
         self._kept += 1
