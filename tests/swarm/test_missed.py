@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peer.states import gradients, small_run, trained
-from swarm.made import NO_PROOFS, record
+from swarm.made import NO_PROOFS, SteppedClock, record
 
 from tt_cli.run import RunConfig, folders, load_run
 from tt_cli.supervisor.events import Event, Synchronised
@@ -242,6 +242,33 @@ def test_an_average_that_no_voter_precommitted_changes_nothing() -> None:
     others.make_step()
     assert taking.make_steps(others.view()) and mine.position == others.state.position
     assert others.asked == ["liar", "b", "liar", "c"], "the next one is asked at once"
+
+
+class Dribbling(WithLiar):
+    """The assistant sends what members stepped with, part by part, until the time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = self._now = SteppedClock()
+
+    def fetch_average(self, donors: list[str], key: str, timeout: float, plan: RoundPlan | None = None) -> str | None:
+        if donors[0] == "liar":
+            self.asked.append("liar")
+            self._now.now += timeout
+            return None
+        return super().fetch_average(donors, key, timeout, plan)
+
+
+def test_who_gives_an_average_too_slowly_is_asked_last_from_then_on() -> None:
+    others, mine = Dribbling(), LockedState(trained(run=small_run()))
+    averager: Any = others
+    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    others.make_step()
+    assert not taking.make_steps(others.view()) and others.asked == ["liar"]
+    for _ in range(4):
+        assert taking.make_steps(others.view()) and mine.position == others.state.position
+        others.make_step()
+    assert others.asked.count("liar") == 1 and "liar" not in taking.false_among(others.view())
 
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ class CatchUp:
         self._peer_id = str(averager.peer_id)
         self._published, self._looked = published, -math.inf
         self._false = dict[str, float]()  # who handed over what had to be refused, and nobody else had it → when
+        self._slow = dict[str, float]()  # who was to give an average when the time for that was over → when
         self._vain = dict[str, tuple[float, int]]()  # whose state nobody gave → since when, in how many attempts
         self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
 
@@ -178,15 +179,23 @@ class CatchUp:
         """
         shares = voices(voters_among(view.records, view.absent))
         plan = RoundPlan(swarm=sum(shares.values()), voices=shares)
-        return self._averager.fetch_average(self._givers(view), state_key(*state), timeout, plan) or ""
+        givers, began = self._givers(view), self._averager.clock.monotonic()
+        giver = self._averager.fetch_average(givers, state_key(*state), timeout, plan) or ""
+        if not giver and givers and (now := self._averager.clock.monotonic()) >= began + timeout:
+            self._slow[givers[0]] = now
+        return giver
 
     def _givers(self, view: SwarmState) -> list[str]:
-        """Those who may have averages that led to the view's state, each first in its turn; assistants before all."""
+        """Those who may have averages that led to the view's state, each first in its turn; assistants before all.
+
+        Behind these, who were the first when the time was over: whoever sends part by part could use up all of it.
+        """
         never = self.false_among(view) | {self._peer_id}
         made_it = {r.peer_id: r.role for r in view.records if r.averages and r.peer_id not in never}
         givers = [donor for donor in view.donors() if donor in made_it]
         turn = view.epoch % max(1, len(givers))
-        return sorted(givers[turn:] + givers[:turn], key=lambda giver: made_it[giver] != "assistant")
+        turns, slow = givers[turn:] + givers[:turn], self._slow
+        return sorted(turns, key=lambda giver: (slow.get(giver, -math.inf), made_it[giver] != "assistant"))
 
     def take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True, *, replays: bool = True) -> bool:
         """Take the others' state, if it is wanted. replays: make the steps, too, that they make meanwhile."""
