@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import threading
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState, state_key
-from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBridge, StateBuffer
 from tt_cli.swarm.step_replay import StepReplay
 
 CODEC = codec_of(load_run("emoji"))
@@ -269,6 +270,34 @@ def test_who_gives_an_average_too_slowly_is_asked_last_from_then_on() -> None:
         assert taking.make_steps(others.view()) and mine.position == others.state.position
         others.make_step()
     assert others.asked.count("liar") == 1 and "liar" not in taking.false_among(others.view())
+
+
+class Held(StateBridge):
+    """A state that is on its way for `seconds`, and gives way to the parts of an average; nothing else comes."""
+
+    def __init__(self, clock: SteppedClock, seconds: float):
+        self.clock, self._clock, self._until = clock, clock, clock.now + seconds
+        self.traffic, self._progress = torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        self.parts = 1
+
+    def is_alive(self) -> bool:
+        return True
+
+    def result(self, timeout: float) -> str:
+        self._clock.now += timeout
+        self.traffic[1] += self.parts
+        if self._clock.now < self._until:
+            raise concurrent.futures.TimeoutError
+        return "it came"
+
+
+def test_a_state_is_not_given_up_while_an_average_comes_to_which_it_gives_way() -> None:
+    held: Any = Held(SteppedClock(), 300.0)
+    assert held._await(held, 180.0, None) == "it came"
+    held = Held(SteppedClock(), 300.0)
+    held.parts = 0
+    with pytest.raises(NoState, match="nothing came for 180 s"):
+        held._await(held, 180.0, None)
 
 
 def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ class StateBridge:
     ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
-        timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
+        timeout: seconds without a byte. on_progress: called about once a second while chunks come. at_once: donors at
         most, each of which makes a copy of its state. without: peer ids whose word and state do not count. absent: see
         `SwarmState`. Raises NoState. May be called by one thread at a time.
         """
@@ -111,7 +111,7 @@ class StateBridge:
             raise
 
     def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress | None) -> Any:
-        before, came = 0, self.clock.monotonic()
+        before, came = int(self.traffic[1]), self.clock.monotonic()
         while True:
             try:
                 return future.result(timeout=ALIVE_SECONDS)
@@ -119,8 +119,8 @@ class StateBridge:
                 if not self.is_alive():  # type: ignore[attr-defined]
                     raise NoState("the averager process of this peer ended") from None
                 received, total, donors = self._progress.tolist()
-                if received != before:
-                    before, came = received, self.clock.monotonic()
+                if (moved := int(self.traffic[1])) != before:  # it may be an average, to which a state gives way
+                    before, came = moved, self.clock.monotonic()
                 if self.clock.monotonic() > came + timeout:
                     raise NoState(f"nothing came for {timeout:.0f} s") from None
                 if on_progress is not None:
