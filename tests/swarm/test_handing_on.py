@@ -184,6 +184,14 @@ def test_who_asks_for_another_state_is_offered_the_one_that_is_read_while_it_is_
                 await server._copy_for(later)
             assert await server._copy_for(copy.tree.digest) is copy
         assert await server._copy_for(later) is not copy, "nobody reads it any more"
+        copy = await server._copy_for(later)
+        with copy.read("who takes it for ever", hands_on=False):
+            monkeypatch.setattr(donor_room, "TURN_SECONDS", 0.0)
+            with pytest.raises(Unavailable, match="older state"):
+                await server._copy_for(later)
+            monkeypatch.setattr(donor_room, "TURN_BYTES", copy.tree.nbytes / 1e-9)
+            assert await server._copy_for(copy.tree.digest) is copy
+            assert await server._copy_for(later) is not copy, "it was its turn for long enough"
 
     later = "ab" * 32
     asyncio.run(ask())

@@ -36,6 +36,7 @@ SNAPSHOT_SECONDS = 60.0  # to wait for the host process: it may be making a step
 LINGER_SECONDS = 15.0
 NEW_SECONDS = 3.0  # later who asks for another state has not seen this one signed, and would take it for a false one
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
+TURN_SECONDS, TURN_BYTES = 600.0, 1e6 / 8  # a copy is read so long, or at 1 Mbit/s: then who wants a later one has it
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
 SENDING, SENDING_TO_ONE = 4, 2  # of those, on which chunks go out at once: what is on its way when a round begins
@@ -222,8 +223,9 @@ class StateCopy:
             self.release(owed)
 
     def read_now(self) -> bool:
-        """True while a taker is under way."""
-        return self._readers > 0 and loop_time() < self._read_at + STALL_SECONDS
+        """True while a taker is under way, and has not had the time for all of it."""
+        turn = max(TURN_SECONDS, self.tree.nbytes / TURN_BYTES)
+        return self._readers > 0 and loop_time() < min(self._read_at + STALL_SECONDS, self._made_at + turn)
 
     def new(self) -> bool:
         """True while those who ask for a later state may have seen this one signed."""
