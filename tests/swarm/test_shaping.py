@@ -114,6 +114,13 @@ def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
     assert words(36.0 * MBIT) == ""
 
 
+@pytest.mark.parametrize("most", [60_000, 250_000, 6_000_000, 251_000_000, 252_500_000, 7_000_000_000])
+def test_the_cap_that_is_advised_is_enough(most: int) -> None:
+    words = BandwidthLimiter(1e3, 1e3).too_slow(most, 60.0)
+    advised = float(words.partition("allow ")[2].split()[0]) * MBIT
+    assert advised and not BandwidthLimiter(advised, advised).too_slow(most, 60.0)
+
+
 def test_a_line_that_was_measured_to_be_too_slow_is_told(clock: Clock) -> None:
     wire = Wire(clock)
     meter = UploadMeter(wire, clock.monotonic)

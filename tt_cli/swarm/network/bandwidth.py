@@ -190,10 +190,11 @@ class BandwidthLimiter:
         seconds = self.seconds(most, most)
         if seconds <= limit / 2:
             return ""
+        need = most * OVERHEAD * 16 / limit
+        allow = math.ceil(min(need + RESERVED, need / 0.9) / 1e5) / 10
         return (
             f"with these caps on traffic a round may take this peer {seconds:.0f} s, and the others wait {limit:.0f} s "
-            f"at most: allow {most * OVERHEAD * 16 / limit / 1e6:.1f} Mbit/s each way, or use --client-mode, which "
-            "halves what travels"
+            f"at most: allow {allow} Mbit/s each way, or use --client-mode, which halves what travels"
         )
 
     def measured_too_slow(self, count: int, limit: float, what: str, remedy: str) -> str:
