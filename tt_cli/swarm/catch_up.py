@@ -141,9 +141,7 @@ class CatchUp:
         """
         started, before, giver = self._averager.clock.monotonic(), int(self._averager.traffic[1]), ""
         while self._state.epoch < view.epoch:
-            if not (giver := self._fetch(view, self._state.position, timeout)):
-                return False
-            if not self._step():
+            if not (giver := self._fetch(view, self._state.position, timeout)) or not self._step():
                 return False
         if self._state.position != (view.epoch, view.digest):
             self._false[giver] = self._averager.clock.monotonic()  # it, or this peer's own machine

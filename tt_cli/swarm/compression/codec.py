@@ -181,6 +181,7 @@ class SparseAverage(Codec):
 
     tag, block, scale_bytes, most_error = 66, sparse.CHUNK, sparse_average.HEAD_BYTES, 0.3
     encode, decode_into = staticmethod(sparse_average.encode), staticmethod(sparse_average.decode_into)
+    check = staticmethod(sparse_average.check)
     spread_out = staticmethod(sparse_average.spread_out)
     drawn_together = staticmethod(sparse_average.drawn_together)
     largest = staticmethod(sparse_average.root_mean_squares)
@@ -190,9 +191,6 @@ class SparseAverage(Codec):
 
     def codes(self, scales: memoryview, elements: int) -> int:
         return sparse_average.code_bytes(scales)
-
-    def check(self, buffer: bytes, elements: int) -> None:
-        sparse_average.check(buffer, elements)
 
 
 class GradientCodec:
