@@ -184,10 +184,7 @@ class CatchUp:
         return giver
 
     def _givers(self, view: SwarmState) -> list[str]:
-        """Those who may have averages that led to the view's state, each first in its turn; assistants before all.
-
-        Behind these, who were the first when the time was over: whoever sends part by part could use up all of it.
-        """
+        """Those who may have averages that led to the view's state, in turns; assistants first, the slow last."""
         never = self.false_among(view) | {self._peer_id}
         made_it = {r.peer_id: r.role for r in view.records if r.averages and r.peer_id not in never}
         givers = [donor for donor in view.donors() if donor in made_it]
