@@ -14,7 +14,7 @@ from tt_cli.model.dalle import Dalle, _layers
 from tt_cli.model.dalle_config import ALL, NOTHING, STREAM, DalleConfig
 from tt_cli.model.layers.products import sums_wide
 from tt_cli.model.layers.reversible import Trunk
-from tt_cli.model.losses import SplitCrossEntropy, Targets
+from tt_cli.model.losses import SplitCrossEntropy, Targets, cross_entropies
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
 
@@ -273,6 +273,23 @@ def test_float16_needs_no_loss_scaling() -> None:
     assert max(expected[name].abs().max() for name in last if ".norm." in name) < 1e-7
     for name in found:
         assert relative_difference({name: found[name]}, {name: expected[name]}) < 2e-2, name
+
+
+def test_in_float16_a_large_batch_of_what_is_known_has_gradients() -> None:
+    """Each entry is below half of float16's smallest number where it is divided by the batch's 65,536 codes."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.rand(72, 32, generator=generator) * 2 - 1) / 32
+    labels = torch.randint(8, 72, (64, 1025), generator=generator)
+    labels[:, 0] = 0  # the text
+    z = weight[labels] / weight[labels].square().sum(2, keepdim=True) * 10  # each label's logit is 10
+    targets = Targets(labels, 1, 8)
+    _, low, found = cross_entropies(z, weight, torch.zeros(72), targets, torch.float16, with_gradients=True)
+    doubles = z.double(), weight.double(), torch.zeros(72, dtype=torch.float64)
+    _, high, expected = cross_entropies(*doubles, targets, torch.float64, with_gradients=True)
+    assert found is not None and expected is not None and expected.z[:, 1:].abs().max() < 2.0**-25
+    assert low.item() == pytest.approx(high.item(), rel=1e-2)
+    assert relative_difference(found._asdict(), expected._asdict()) < 1e-2
+    assert relative_difference({"z": found.z[:, 1:]}, {"z": expected.z[:, 1:]}) < 1e-2
 
 
 def test_a_device_is_asked_whether_it_adds_to_a_wide_sum() -> None:

@@ -133,14 +133,14 @@ class _Block(NamedTuple):
             total += (sums.log() - right).sum(dtype=precise)
             if gradients is None:
                 continue
-            # d loss / d logits = (softmax - one-hot) / rows; the division by rows comes last, so that half
-            # precision keeps small probabilities
+            # d loss / d logits = (softmax - one-hot) / rows; the division by rows comes last, in gradients' own dtype,
+            # so that half precision keeps small probabilities
             logits /= sums
             logits.scatter_add_(1, right_id, torch.full_like(right, -1.0))
             error = logits.to(dtype)
-            torch.mul(product(error, self.weight), 1 / rows, out=gradients.z[part])
+            gradients.z[part] = product(error, self.weight)
             gradients.bias.add_(column_sums(logits), alpha=1 / rows)
             add_product_(gradients.weight, error, z)
-        if gradients is not None:
-            gradients.weight.mul_(1 / rows)
+        for tensor in gradients[:2] if gradients is not None else ():
+            tensor.mul_(1 / rows)
         return (total / rows).to(wide)
