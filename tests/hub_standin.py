@@ -76,7 +76,10 @@ class HubStandin:
         return sha
 
     def put(self, kind: str, repository: str, files: dict[str, str | bytes], access: str = "open") -> None:
-        """Make a "model" or "dataset" repository. access: "open", "gated" or "forbidden"."""
+        """Make a "model" or "dataset" repository.
+
+        access: "open", "gated", "forbidden", or "broken store", which is that of large files.
+        """
         content = {
             path: base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
             for path, data in files.items()
@@ -349,6 +352,9 @@ def serve() -> None:
     async def information(request: Request) -> Response:
         # Revision and path are one quoted segment each, so the raw path counts.
         raw = request.scope["raw_path"].decode()
+        if raw == "/api/store":
+            facts = {"X-Xet-Cas-Url": state_url, "X-Xet-Access-Token": "-", "X-Xet-Token-Expiration": str(2**40)}
+            return Response(headers=facts)
         match = re.fullmatch(r"/api/(models|datasets)/([^/]+(?:/[^/]+)?)(?:/(revision|tree)/([^/]+)(/.*)?)?", raw)
         if match is None:
             return error(404, "RepoNotFound", "no such address")
@@ -394,6 +400,8 @@ def serve() -> None:
             missing.headers.update(commit)
             return missing
         headers = {**commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        if repository["access"] == "broken store":
+            headers |= {"X-Xet-Hash": hashlib.sha256(data).hexdigest(), "X-Xet-Refresh-Route": f"{state_url}/api/store"}
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
         if request.method == "HEAD" or wanted is None:
             headers["Content-Length"] = str(len(data))

@@ -9,6 +9,7 @@ import pytest
 from hub_standin import HubStandin
 from testbed.spawned import spawned
 
+from tt_cli.errors import UsageError
 from tt_cli.hub.hub_files import HubUnreachable, download, hub_errors, on_bytes
 
 
@@ -32,3 +33,27 @@ def test_a_download_tells_how_far_it_has_come(hub: HubStandin, tmp_path: Path) -
     with spawned(hub.environment(tmp_path)) as call:
         told = call(heard).result()
     assert told[0] == (0, 2_000_000) and told[-1] == (2_000_000, 2_000_000) and told == sorted(told)
+
+
+def refusal() -> str:
+    """In the client's process: what is said of a large file that cannot be fetched."""
+    with pytest.raises(HubUnreachable) as failure:
+        download("acme/base", "model.safetensors")
+    return str(failure.value)
+
+
+def test_a_store_of_large_files_that_fails_is_one_line(hub: HubStandin, tmp_path: Path) -> None:
+    """The Hub gives them out elsewhere, by a client with errors of its own."""
+    hub.put("model", "acme/base", {"model.safetensors": bytes(2_000_000)}, access="broken store")
+    with spawned(hub.environment(tmp_path) | {"HF_HUB_DISABLE_XET": "0"}) as call:
+        words = call(refusal).result()
+    assert words.startswith("cannot fetch model.safetensors of acme/base: ") and words.endswith("; try again later")
+    assert "404" in words and "\n" not in words
+
+
+def test_a_store_of_large_files_may_refuse() -> None:
+    with (
+        pytest.raises(UsageError, match="cannot look: the Hub refuses access; run `tt login`"),
+        hub_errors("cannot look"),
+    ):
+        raise PermissionError("expired")

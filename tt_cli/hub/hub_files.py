@@ -151,7 +151,11 @@ def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
         raise HubUnreachable(
             f"{action}: the Hugging Face Hub cannot be reached ({first_line(error)}); check the network and try again"
         ) from error
+    except RuntimeError as error:  # of the store of large files, which knows no others
+        raise HubUnreachable(f"{action}: {first_line(error)}; try again later") from error
     except OSError as error:  # a file of the cache or the stored login
+        if isinstance(error, PermissionError) and error.errno is None:  # of the store of large files
+            raise UsageError(f"{action}: the Hub refuses access; run `tt login`") from error
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise TTError(f"{action}: {reason}; free space or set HF_HOME to a folder that you can write to") from error
 

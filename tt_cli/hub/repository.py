@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import HubUnreachable, hub_errors, quiet_and_bounded
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete
@@ -111,10 +111,6 @@ def sending(action: str, timeout: float | None = None) -> Iterator[None]:
             if error.response.status_code == 412:
                 raise RepositoryChanged(f"{action}: somebody else changed it meanwhile; try again") from error
             raise
-        except PermissionError as error:
-            if error.filename is None:  # not of a file here: the store for large files
-                raise UsageError(f"{action}: the Hub refuses access; run `tt login`") from error
-            raise
         except json.JSONDecodeError:
             raise
         except ValueError as error:  # what the Hub says of the card
@@ -122,4 +118,4 @@ def sending(action: str, timeout: float | None = None) -> Iterator[None]:
         except RuntimeError as error:  # a large file could not be sent
             if isinstance(error.__cause__, (httpx.HTTPError, OSError)):
                 raise error.__cause__ from error
-            raise HubUnreachable(f"{action}: {first_line(error)}") from error
+            raise
