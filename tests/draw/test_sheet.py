@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from tt_cli.draw.contact_sheet import FONT_SIZE, GAP, PAPER, _wrap, contact_sheet
+from tt_cli.draw.contact_sheet import FONT_SIZE, GAP, MOST_PICTURES, PAPER, _wrap, contact_sheet
 from tt_cli.draw.drawing import Drawing
 
 FONT = ImageFont.load_default(FONT_SIZE)
@@ -61,6 +61,30 @@ def test_captions_fit_their_width(text: str) -> None:
     joined = "".join(lines).replace("…", "").replace(" ", "")
     assert text.replace(" ", "").startswith(joined)
     assert lines[-1].endswith("…") == (joined != text.replace(" ", ""))
+
+
+class CountingFont(ImageFont.ImageFont):
+    """Counts the letters that it measures."""
+
+    letters = 0
+
+    def getlength(self, text: str | bytes, *_: object, **__: object) -> float:
+        self.letters += len(text)
+        return 10 * len(text)
+
+
+def test_a_long_word_is_measured_a_few_times() -> None:
+    """Languages without spaces write whole captions as one."""
+    font = CountingFont()
+    assert _wrap("x" * 5000, font, 250) == ["x" * 25, "x" * 25, "x" * 24 + "…"]
+    assert font.letters < 100 * 5000
+
+
+def test_a_sheet_of_many_prompts_has_an_end() -> None:
+    """Pictures are saved each by itself: of a file of prompts the sheet would take gigabytes."""
+    made = drawings(dict.fromkeys(map(str, range(50)), 1), 4)
+    few, many = contact_sheet(made * (MOST_PICTURES // 50)), contact_sheet(made * (MOST_PICTURES // 50 + 20))
+    assert few.height < many.height < 1.03 * few.height + 100
 
 
 def test_a_sheet_needs_a_drawing() -> None:

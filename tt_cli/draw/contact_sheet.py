@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ GAP = 16
 FONT_SIZE = 20
 LINE = 26
 MOST_LINES = 3
+MOST_PICTURES = 1024  # a quarter of a gigabyte of pixels
 PAPER, INK = (255, 255, 255), (40, 40, 40)
 
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
@@ -25,9 +27,10 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     """Lay out drawings, `columns` side by side; those of one prompt stay together above one caption.
 
     Without `columns` there are 4, and 8 or 16 where a prompt has many. Drawings of the same prompt must follow one
-    another, as `draw` returns them; all have the same size.
+    another, as `draw` returns them; all have the same size. What is beyond MOST_PICTURES is counted.
     """
-    strips = [(prompt, list(group)) for prompt, group in groupby(drawings, key=lambda d: d.prompt)]
+    some = drawings[:MOST_PICTURES]
+    strips = [(prompt, list(group)) for prompt, group in groupby(some, key=lambda d: d.prompt)]
     if not strips:
         raise ValueError("a contact sheet needs a drawing")
     if columns is None:
@@ -42,7 +45,7 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     beside = min(columns // across, len(strips))  # strips side by side
     strip_width = across * cell_width
 
-    pictures: list[tuple[tuple[int, int], Image.Image]] = []
+    pictures: list[tuple[tuple[int, int], Drawing]] = []
     lines: list[tuple[tuple[int, int], str]] = []
     y = GAP
     for start in range(0, len(strips), beside):
@@ -53,16 +56,18 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
             x = GAP + place * strip_width
             for number, drawing in enumerate(group):
                 down, right = divmod(number, across)
-                # decoded pictures are smooth, and blocks of equal pixels would hide what they show
-                picture = Image.fromarray(drawing.picture).resize(size, Image.Resampling.BICUBIC)
-                pictures.append(((x + right * cell_width, y + down * cell_height), picture))
+                pictures.append(((x + right * cell_width, y + down * cell_height), drawing))
             middle = x + (min(across, len(group)) * cell_width - GAP) // 2
             lines += [((middle, below - GAP // 2 + number * LINE), text) for number, text in enumerate(caption)]
         y = below + max(map(len, captions)) * LINE + GAP
+    if left := len(drawings) - len(some):
+        lines.append(((GAP + strip_width // 2, y), f"… and {left} more"))
+        y += LINE + GAP
 
     sheet = Image.new("RGB", (GAP + beside * strip_width, y), PAPER)
-    for corner, picture in pictures:
-        sheet.paste(picture, corner)
+    for corner, drawing in pictures:
+        # decoded pictures are smooth, and blocks of equal pixels would hide what they show
+        sheet.paste(Image.fromarray(drawing.picture).resize(size, Image.Resampling.BICUBIC), corner)
     pen = ImageDraw.Draw(sheet)
     for top, text in lines:
         pen.text(top, text, fill=INK, font=font, anchor="ma")
@@ -73,6 +78,8 @@ def _wrap(text: str, font: Font, width: int) -> list[str]:
     """Lines of at most `width` pixels, broken between words where possible; what is too much ends in "…"."""
     lines = [""]
     for word in text.split():
+        if len(lines) > MOST_LINES:
+            break
         rest = word
         joined = f"{lines[-1]} {rest}".strip()
         if font.getlength(joined) <= width:
@@ -80,8 +87,9 @@ def _wrap(text: str, font: Font, width: int) -> list[str]:
             continue
         if lines[-1]:
             lines.append("")
-        while font.getlength(rest) > width:
-            fits = next(n for n in range(len(rest), 0, -1) if n == 1 or font.getlength(rest[:n]) <= width)
+        while len(lines) <= MOST_LINES and font.getlength(rest) > width:
+            letters = range(2, len(rest))  # one, where not even two fit
+            fits = 1 + bisect_right(letters, width, key=lambda n: font.getlength(rest[:n]))
             lines[-1], rest = rest[:fits], rest[fits:]
             lines.append("")
         lines[-1] = rest

@@ -54,7 +54,7 @@ def output_folder(named: Path | None, stem: str) -> Iterator[Path]:
 
 
 def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> tuple[list[Path], Path]:
-    """Write each drawing, and the contact sheet of all, into `folder`; returns their paths.
+    """Write each drawing, and their contact sheet, into `folder`; returns their paths.
 
     `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt, the drawing's index
     among its candidates and, where it was ranked, its similarity. Files of one prompt are numbered in the order
