@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from testbed.full_disk import full_after
 from testbed.spawned import python
 from testbed.tiny_words import tiny_words
 
@@ -55,6 +56,16 @@ def test_plain_transformers_loads_it_with_equal_logits(
     with torch.no_grad():
         logits = task.filled_model(parameters, "x").eval()(input_ids=torch.from_numpy(own)[None]).logits
     torch.testing.assert_close(logits, theirs["logits"], rtol=0, atol=1e-5)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library that writes the weights raises no OSError."""
+    _, file = checkpoint(tmp_path / "own", "llama")
+    with full_after(20_000):
+        assert main(["convert", str(file), str(tmp_path / "model"), "--to", "published"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"tt: cannot write {tmp_path / 'model'}: ") and "File too large" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_wrong_places_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from tt_cli.checkpoint.checkpoint_files import load_model, write
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
 from tt_cli.checkpoint.training_state import TrainingState, serialised
-from tt_cli.errors import UsageError, os_errors
+from tt_cli.errors import TTError, UsageError, first_line, os_errors
 from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published
 from tt_cli.run import load_run
@@ -78,13 +79,18 @@ def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
 
     say(f"Writing {sum(tensor.nbytes for tensor in parameters.values()) / 1e6:.1f} MB")
     whole = task.run.lora is None
-    with os_errors(f"cannot write {out}"):
-        model.save_pretrained(out, **({} if whole else {"save_embedding_layers": False}))
-        (out / "README.md").unlink(missing_ok=True)  # peft's form for a card, not filled in
-        backend, end = task.tokenizer.backend, task.run.tokenizer.document_end
-        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end).save_pretrained(out)
-        for path in out.iterdir():
+    backend, end = task.tokenizer.backend, task.run.tokenizer.document_end
+    with os_errors(f"cannot write {out}"), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+        folder = Path(beside, out.name)  # which takes its place whole
+        try:
+            model.save_pretrained(folder, **({} if whole else {"save_embedding_layers": False}))
+            PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end).save_pretrained(folder)
+        except Exception as error:  # of a full disk each library has an error of its own
+            raise TTError(f"cannot write {out}: {first_line(error)}") from error
+        (folder / "README.md").unlink(missing_ok=True)  # peft's form for a card, not filled in
+        for path in folder.iterdir():
             path.chmod(0o644)  # the library writes weights for the owner alone
+        folder.rename(out)
     return {"kind": "model" if whole else "adapters", "run": config.identity, **_counted(parameters)}
 
 
