@@ -86,7 +86,7 @@ def test_json_is_one_object_and_the_seed_in_it_repeats(
 def test_prompts_from_a_file_and_from_stdin(
     run_file: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home / "prompts.txt").write_text("red apple\n\n  sailboat \nred apple\n")
+    (home / "prompts.txt").write_text("\ufeffred apple\n\n  sailboat \nred apple\n")  # with Windows' mark
     arguments = ["infer", "--run", run_file, "--samples", "1", "--json"]
     assert main([*arguments, "sailboat", "--from", "prompts.txt"]) == 0
     listed = json.loads(capsys.readouterr().out)["drawings"]
@@ -176,6 +176,7 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
     [
         ([], "no prompt; say what to draw"),
         ([" "], "a prompt is empty; say what to draw"),
+        (["caf\udce9"], "a prompt is not UTF-8 text"),  # as Python has the bytes of a Latin-1 terminal
         (["red apple", "--samples", "0"], "--samples: 0: should be greater than or equal to 1"),
         (["red apple", "--candidates", "x"], "--candidates/--samples: x: should be a valid integer"),
         (["red apple", "--keep", "-2"], "--keep"),

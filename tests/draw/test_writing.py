@@ -48,6 +48,7 @@ def test_text_comes_in_pieces_and_a_seed_repeats_it() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
     assert own.write(PROMPT, Sampling(), 4, None, lambda piece: None)[0] != text
     assert own.write(PROMPT, Sampling(), 3, 5, lambda piece: None)[1] <= 5
+    assert own.write(PROMPT, Sampling(), 3 + 2**64, None, lambda piece: None) == (text, tokens)
 
 
 def test_a_tokenizer_without_a_template_holds_no_conversation(

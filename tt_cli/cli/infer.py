@@ -293,6 +293,8 @@ def _prompts(given: list[str], file: str | None) -> list[str]:
         prompts += _lines_of(file)
     if not prompts:
         raise UsageError('no prompt; say what to draw, such as tt infer "a red apple"')
+    if any(prompt.encode("utf-8", "replace").decode() != prompt for prompt in prompts):
+        raise UsageError("a prompt is not UTF-8 text; give it in UTF-8")
     return list(dict.fromkeys(prompts))
 
 
@@ -309,7 +311,7 @@ def _typed() -> Iterator[str]:
 
 def _lines_of(place: str) -> list[str]:
     try:
-        text = sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8")
+        text = sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"--from {place}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

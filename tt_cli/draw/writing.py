@@ -117,7 +117,7 @@ class Writer:
         ids = ids.to(device := next(self.model.parameters()).device)
         pieces, generate = _Pieces(tokenizer, on_text), cast(Any, self.model).generate
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**64)  # which is all that it takes
             generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
