@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hub_standin import HubStandin
+from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 from testbed.spawned import spawned
 
 from tt_cli.errors import UsageError
-from tt_cli.hub.hub_files import HubUnreachable, download, hub_errors, on_bytes
+from tt_cli.hub.hub_files import HubUnreachable, _bar, download, hub_errors, on_bytes
 
 
 def test_an_answer_of_somebody_else_is_one_line() -> None:
@@ -33,6 +36,17 @@ def test_a_download_tells_how_far_it_has_come(hub: HubStandin, tmp_path: Path) -
     with spawned(hub.environment(tmp_path)) as call:
         told = call(heard).result()
     assert told[0] == (0, 2_000_000) and told[-1] == (2_000_000, 2_000_000) and told == sorted(told)
+
+
+def test_a_download_tells_one_number_where_the_client_counts_two() -> None:
+    told: list[tuple[int, int]] = []
+    bar = _bar(lambda received, total, left: told.append((received, total)))
+    counts = {"total_bytes_completed": 2_000_000, "total_transfer_bytes_completed": 1_200_000, "total_bytes": 2_000_000}
+    rates = dict.fromkeys(("total_bytes_completion_rate", "total_transfer_bytes_completion_rate"), 1.0)
+    words: dict[str, Any] = {"reconstruction_desc": "", "log_level": 30}
+    with XetDownloadProgressReporter(**words, total=2_000_000, tqdm_class=bar) as reporter:
+        reporter.update_progress(SimpleNamespace(**counts, **rates))
+    assert set(told) == {(0, 2_000_000), (2_000_000, 2_000_000)}
 
 
 def refusal() -> str:

@@ -77,6 +77,8 @@ def _bar(tell: Callable[[int, int, float | None], None]) -> type[Any]:
 
     class Told(tqdm):
         monitor_interval = 0  # no thread: peers fork
+        # Else the client makes a second bar, of what came over the line, which is packed.
+        update_transfer = set_transfer_postfix_str = lambda *_, **__: None
 
         def __init__(self, **how: Any) -> None:
             super().__init__(**how, file=StringIO(), mininterval=1.0)

@@ -62,8 +62,7 @@ def filter_top_k(logits: Tensor, top_k: int) -> Tensor:
 
 
 def filter_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the likeliest tokens of each row of (b, V) up to the first that lifts their sum above
-    ``top_p``."""
+    """Keep the likeliest tokens of each row of (b, V) up to the first that lifts their sum above ``top_p``."""
     if top_p >= 1:
         return logits
     values, indices = logits.sort(dim=-1, descending=True, stable=True)
