@@ -68,7 +68,7 @@ class CountingFont(ImageFont.ImageFont):
 
     letters = 0
 
-    def getlength(self, text: str | bytes, *_: object, **__: object) -> float:
+    def getlength(self, text: str | bytes | bytearray, *_: object, **__: object) -> float:
         self.letters += len(text)
         return 10 * len(text)
 

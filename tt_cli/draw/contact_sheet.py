@@ -74,7 +74,7 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     return sheet
 
 
-def _wrap(text: str, font: Font, width: int) -> list[str]:
+def _wrap(text: str, font: Font, width: float) -> list[str]:
     """Lines of at most `width` pixels, broken between words where possible; what is too much ends in "…"."""
     lines = [""]
     for word in text.split():
