@@ -29,6 +29,14 @@ def test_who_trained_is_named_in_text_that_means_nothing_else() -> None:
     assert card(RUN, {}, many).count("`user ") == MOST_NAMED and "| and 3 others |" in card(RUN, {}, many)
 
 
+def test_a_name_is_no_mark_so_the_card_does_not_grow() -> None:
+    by = [(f"<!-- {end}{mark} -->", 9) for end in ("", "end of ") for mark in ("checkpoints", "contributors")]
+    by += [("<<!--!-- end of contributors -->", 9), ("ada", 7)]
+    named = card(RUN, {}, by)
+    assert all(named.count(f"<!-- end of {mark} -->") == 1 for mark in ("checkpoints", "contributors"))
+    assert with_lists(named, RUN, {}, by) == named and with_lists(named, RUN, {}, ()) == card(RUN)
+
+
 def test_a_card_without_the_marks_stays() -> None:
     for text in ("", "mine", "mine <!-- checkpoints -->", "mine <!-- end of checkpoints -->"):
         assert with_lists(text, RUN, {1: None}, [("ada", 1)]) == text

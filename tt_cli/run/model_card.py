@@ -88,7 +88,9 @@ def _contributors(run: RunConfig, by: Shares) -> list[str]:
     whose = "members" if _closed(run) else "those who took part, by the names that they gave themselves"
     lines = [f"Trained by {whose}; with how many examples each, as the auxiliary peers recorded it.", ""]
     lines += ["| name | examples |", "|---|---|"]
-    lines += [f"| `{_cell(name.replace('`', ' '))}` | {examples:,} |" for name, examples in by[:MOST_NAMED]]
+    # Within backticks, and without what begins a mark: a name may be the end of this list.
+    named = [(_cell(name.replace("`", " ").replace("<!--", "<!- -")), examples) for name, examples in by[:MOST_NAMED]]
+    lines += [f"| `{name}` | {examples:,} |" for name, examples in named]
     return lines + [f"| and {len(by) - MOST_NAMED:,} others | |"] * (len(by) > MOST_NAMED)
 
 
