@@ -48,14 +48,18 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 
 
 def asked(
-    authority: Authority, limits: Limits, *requests: tuple[str, str, Any], client: str = "192.0.2.7"
+    authority: Authority,
+    limits: Limits,
+    *requests: tuple[str, str, Any],
+    client: str = "192.0.2.7",
+    headers: dict[str, str] | None = None,
 ) -> list[Any]:
     """The answers of the service to requests one after the other (method, path, JSON)."""
 
     async def ask() -> list[httpx2.Response]:
         transport = httpx2.ASGITransport(make_app(authority, limits), client=(client, 4711))
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
-            return [await http.request(method, path, json=body) for method, path, body in requests]
+            return [await http.request(method, path, json=body, headers=headers) for method, path, body in requests]
 
     return asyncio.run(ask())
 
@@ -221,6 +225,19 @@ def test_only_who_is_proven_to_be_a_user_uses_up_what_that_user_may_ask() -> Non
             body = ada.body("renew", challenge(authority, ada, "renew"), run.identity, {"pass": held})
             codes.append(asked(authority, unlimited(), ("POST", "/v1/renew", body))[0].status_code)
         assert codes == [200, 200, 429]
+
+
+def test_who_sends_proofs_for_long_leaves_the_places_to_others() -> None:
+    """Of several users together, each of whom has a place: each may hold it for a part of the time."""
+    with closing((authority := made_authority(Clock())).store):
+        limits = Limits(asking=UNLIMITED, proving=UNLIMITED, sending=RateLimit(burst=1.0, per_second=1e-6))
+
+        def handed_in(user: str) -> int:
+            ticket = authority._seal("proof", 60.0, proof="0" * 64, peer=Peer().peer_id, user=user)
+            headers = {"TT-Ticket": ticket}
+            return asked(authority, limits, ("POST", "/v1/proofs", None), headers=headers)[0].status_code
+
+        assert [handed_in(user) for user in ("ada", "ada", "bob", "bob")] == [401, 429, 401, 429]
 
 
 def hung_up(connection: socket.socket) -> bool:

@@ -174,6 +174,9 @@ def test_what_proves_nothing_bans_nobody(running: Running, tmp_path: Path) -> No
     running.authority._wrong["ada"] = MOST_WRONG
     with pytest.raises(Rejected, match="ada has handed in 3 proofs that prove nothing"):
         client.accuse(proof(running.run, signer(1)), held)
+    ticket = running.authority._seal("proof", 60.0, proof="", peer=client.peer_id, user="ada")
+    with pytest.raises(Rejected, match="ada has handed in 3"):  # with a ticket from before
+        running.authority.expects(ticket)
     client.close()
 
 
@@ -226,7 +229,7 @@ def test_a_member_whose_proof_comes_slowly_keeps_no_other_member_out(
 
         under_way = []
         for number in range(MOST_PROOFS):
-            assert hand_in("bob") == 403 and here.acquire(timeout=60), "it is judged, and proves nothing"
+            assert hand_in(f"bob {number}") == 403 and here.acquire(timeout=60), "it is judged, and proves nothing"
             under_way.append(beside.submit(hand_in, f"user {number}", slow()))
             assert here.acquire(timeout=60)
             assert hand_in("user 0") == 429 and here.acquire(timeout=60), "one of a user"

@@ -208,14 +208,13 @@ class Authority:
         if now >= held.expires:
             raise RequestRefused(401, "that pass has expired")
         self._check_ban(held)
-        if self._wrong[held.user] >= MOST_WRONG:
-            raise RequestRefused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
+        self._check_wrong(held.user)
         self._spend(request.nonce)
         return self._seal("proof", TICKET_SECONDS, proof=request.proof, peer=peer_id, user=held.user)
 
     def expects(self, ticket: str) -> str:
         """The user who may hand a proof in with this ticket. Raises RequestRefused for one that is none."""
-        return str(self._unseal("proof", ticket)[0]["user"])
+        return self._check_wrong(self._unseal("proof", ticket)[0]["user"])  # it may have been used before
 
     def convict(self, ticket: str, proof: bytes) -> str:
         """Judge what the ticket's holder hands in: see `judge`."""
@@ -343,6 +342,12 @@ class Authority:
                 raise RequestRefused(401, "that pass belongs to another peer")
             return held
         raise RequestRefused(401, f"{refusal}: join again")
+
+    def _check_wrong(self, user: str) -> str:
+        """The user, who may hand in another proof."""
+        if self._wrong[user] >= MOST_WRONG:
+            raise RequestRefused(403, f"{user} has handed in {MOST_WRONG} proofs that prove nothing")
+        return user
 
     def _check_ban(self, held: Pass) -> Notice:
         """The notice in force, by which this pass counts."""
