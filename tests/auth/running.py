@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from auth.peers import closed_run, pointed
@@ -52,7 +54,12 @@ def key_file(run: RunConfig) -> Path:
 
 
 def begun(
-    running: Running, told: Told, user: str = "ada", run: RunConfig | None = None, addresses: Addresses = list
+    running: Running,
+    told: Told,
+    user: str = "ada",
+    run: RunConfig | None = None,
+    addresses: Addresses = list,
+    clock: Callable[[], float] = time.time,
 ) -> PassRenewer:
     """A keeper whose peer has a pass from before: this machine has no Hub to prove anything on."""
     run = run or running.run
@@ -60,6 +67,6 @@ def begun(
     client = AuthorityClient(run, key, told)
     if run.membership.closed:
         key.with_suffix(".pass").write_text(running.authority.issue_here(client.peer_id, user))
-    keeper = PassRenewer(run, key, client, told, addresses=addresses)
+    keeper = PassRenewer(run, key, client, told, addresses=addresses, clock=clock)
     keeper.attach(lambda: told("the worker is asked to leave"))
     return keeper

@@ -96,6 +96,24 @@ def test_a_pass_is_renewed_before_it_ends(running: Running, told: Told) -> None:
     assert pass_now(running) == before  # nobody renews any more
 
 
+def test_a_pass_that_ran_out_while_the_machine_slept_is_renewed_when_it_wakes(told: Told) -> None:
+    """The clock that counts for waiting stands still meanwhile, for half of a pass's life."""
+    slept, looked = 300.0, threading.Event()  # the pass is old enough for a look at where the peer is
+
+    def where() -> list[str]:
+        looked.set()
+        return []
+
+    with Running(life=3600.0) as running:
+        keeper = begun(running, told, addresses=where, clock=lambda: time.time() + slept)
+        _, expires = pass_now(running)
+        with keeper:
+            assert looked.wait(MOST) and pass_now(running)[1] == expires, "it waits"
+            slept = 1900.0
+            wait_for(lambda: pass_now(running)[1] > expires)
+    assert told.lines == []
+
+
 def test_peers_tell_the_authority_where_they_are_and_hear_of_the_others(running: Running, told: Told) -> None:
     """Who accepts no connections any more is named to nobody. An authority is told once it has named somebody."""
     where, unfit, folder = list[str](), list[str](), folders.run_folder(running.run)

@@ -8,6 +8,7 @@ The processes of the peer read the files (tt_cli.swarm.membership.admission). A 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -57,6 +58,7 @@ class PassRenewer(Admitted):
     """A context manager: on entering it there is a pass (in a closed run), and it stays good until leaving.
 
     key_file: of the peer. tell: gets lines for a person, from any thread. addresses: where others reach the peer now.
+    clock: Unix time.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class PassRenewer(Admitted):
         tell: Tell,
         user: str = "",
         addresses: Addresses = list,
+        clock: Callable[[], float] = time.time,
     ):
         super().__init__(tell, user)
-        self._addresses = addresses
+        self._addresses, self._clock = addresses, clock
         self._run, self._source = run, source
         self._authority_key = run.membership.authority_key or ""
         self._pass_file, self._notice_file = key_file.with_suffix(".pass"), key_file.with_name("notice")
@@ -105,7 +108,7 @@ class PassRenewer(Admitted):
         self._text = _read(self._pass_file)
         with contextlib.suppress(InvalidPass):
             self._held = self._own(self._text)
-            if self._held.expires > time.time() + NEARLY_OVER:
+            if self._held.expires > self._clock() + NEARLY_OVER:
                 return
         for wait in (*FIRST_WAITS, None):
             try:
@@ -121,7 +124,7 @@ class PassRenewer(Admitted):
 
     def _own(self, text: str) -> Pass:
         """The pass in `text`. Raises InvalidPass where it does not count for this peer."""
-        held = read_pass(text, self._authority_key, self._run.identity, time.time())
+        held = read_pass(text, self._authority_key, self._run.identity, self._clock())
         if held.peer_id != self._source.peer_id:
             raise InvalidPass("it is another peer's")
         self.user = held.user
@@ -143,23 +146,26 @@ class PassRenewer(Admitted):
                 self._take(self._source.admission(self._text, self._where()))
                 self._well("pass", "the pass is renewed")
             except PassRefused as error:
-                if isinstance(error, Rejected) or time.time() >= held.expires:
+                if isinstance(error, Rejected) or self._clock() >= held.expires:
                     self._refuse(str(error))
                     return
-                self._worse("pass", f"{error}; {_lasts(held)}")
+                self._worse("pass", f"{error}; {_lasts(held, self._clock())}")
             except (TTError, OSError) as error:
-                self._worse("pass", f"the pass is not renewed: {error}; {_lasts(held)}, trying again")
+                self._worse("pass", f"the pass is not renewed: {error}; {_lasts(held, self._clock())}, trying again")
 
     def _wait(self, held: Pass) -> bool:
         """Wait until this pass is to be renewed: when it is time, or the authority lacks where this peer is.
 
         For that it is a sixteenth of its life old at least. False when it is over.
         """
-        due, old = time.monotonic() + _until_renewal(held), held.issued + (held.expires - held.issued) / 16
-        while not self._over.wait(min(max(due - time.monotonic(), 0.0), POLL_SECONDS)):
-            if time.monotonic() >= due or (time.time() > old and self._source.lacks(self._where())):
+        due, old = math.inf, held.issued + (held.expires - held.issued) / 16
+        while True:
+            # Looked at anew each time: no monotonic clock counts the hours in which a laptop sleeps.
+            due = min(due, time.monotonic() + _until_renewal(held, self._clock()))
+            if self._over.wait(min(max(due - time.monotonic(), 0.0), POLL_SECONDS)):
+                return False
+            if time.monotonic() >= due or (self._clock() > old and self._source.lacks(self._where())):
                 return True
-        return False
 
     def _where(self) -> list[str]:
         return [address for address in self._addresses() if re.match(ADDRESS, address)][:MOST_ADDRESSES]
@@ -182,7 +188,7 @@ class PassRenewer(Admitted):
         if not text:
             return
         try:
-            notice = read_notice(text, self._authority_key, self._run.identity, time.time())
+            notice = read_notice(text, self._authority_key, self._run.identity, self._clock())
         except InvalidPass as error:
             if stored:
                 return
@@ -242,7 +248,7 @@ class PassRenewer(Admitted):
 
     def _worse(self, what: str, line: str) -> None:
         """Tell it once until it is well again, and once more when there is no pass left."""
-        lapsed = what == "pass" and self._held is not None and time.time() >= self._held.expires
+        lapsed = what == "pass" and self._held is not None and self._clock() >= self._held.expires
         if self._told.get(what) != lapsed:
             self._told[what] = lapsed
             self._tell(line, "warning")
@@ -256,16 +262,16 @@ class PassRenewer(Admitted):
             atomic_write(file, f"{text}\n", mode=PRIVATE)
 
 
-def _until_renewal(held: Pass) -> float:
-    left = held.expires - time.time()
-    half = (held.issued + held.expires) / 2 - time.time()
+def _until_renewal(held: Pass, now: float) -> float:
+    left = held.expires - now
+    half = (held.issued + held.expires) / 2 - now
     if half > 0:
         return max(half, 0.1)
     return max(0.5, min(left / 4, SHORTEST_TURN if left < NEARLY_OVER else POLL_SECONDS))
 
 
-def _lasts(held: Pass) -> str:
-    left = held.expires - time.time()
+def _lasts(held: Pass, now: float) -> str:
+    left = held.expires - now
     return f"it counts for {left / 60:.0f} min more" if left > 0 else "it has expired, so the swarm refuses this peer"
 
 
