@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from auth.peers import closed_run, pointed
+from auth.peers import Clock, closed_run, pointed
 from auth.running import LIFE, Running, begun, key_file
 from told import MOST, Told
 
 from tt_cli.auth import pass_renewer as room
-from tt_cli.auth.authority import issuer
+from tt_cli.auth.authority import http_api, issuer
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.http_api import Limits
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority_client import AuthorityClient
 from tt_cli.auth.authority_requests import PassRefused
@@ -24,6 +25,7 @@ from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
 from tt_cli.auth.peer_admission import UNGUARDED, admission, is_here
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import read_notice, read_pass
+from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import folders
 from tt_cli.run.initial_peers import peers_met
 from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
@@ -168,6 +170,25 @@ def test_without_a_pass_and_without_an_authority_it_is_one_line(running: Running
         asking(running, told).__enter__()
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
     assert told.levels == ["warning", "warning"]
+
+
+def test_who_is_one_too_many_at_an_address_waits_for_its_turn(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a class whose machines all begin behind one router."""
+    clock = Clock()
+    proving = RateLimit(burst=1.0, per_second=1.0, clock=clock)
+    monkeypatch.setattr(http_api, "Limits", lambda: Limits(proving=proving))
+
+    def tell(line: str, level: str) -> None:
+        told(line, level)
+        clock.now += 1.0
+
+    with Running() as running:
+        assert proving.wait("127.0.0.1") == 0.0, "somebody else was first"
+        client = AuthorityClient(running.run, key_file(running.run), tell)
+        with pytest.raises(PassRefused, match="nobody is logged in here"):  # which is asked in the second try
+            PassRenewer(running.run, key_file(running.run), client, tell).__enter__()
+    assert "is asked too often from here: asked too often: wait 1 s; trying again in" in told.lines[0]
+    assert len(told.lines) == 1
 
 
 def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: Told) -> None:

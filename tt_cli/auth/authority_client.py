@@ -42,7 +42,7 @@ class ProofNeeded(PassRefused):
 
 
 class AuthorityUnreachable(TTError):
-    """The authority, or the Hub behind it, does not answer now."""
+    """The authority, or the Hub behind it, does not answer now, or not so many at one address."""
 
 
 class TooLarge(TTError):
@@ -77,7 +77,7 @@ class AuthorityConnection:
     def _send(self, method: str, path: str, **arguments: Any) -> bytes:
         """The body of one answer, empty of a 304.
 
-        Raises PassRefused (401, 403), TooLarge (408, 413), AuthorityUnreachable (503, none), TTError (others).
+        Raises PassRefused (401, 403), TooLarge (408, 413), AuthorityUnreachable (429, 503, none), TTError (others).
         """
         try:
             with self._http.stream(method, path, **arguments) as answer:
@@ -256,6 +256,6 @@ _REFUSALS: dict[int, tuple[type[TTError], str]] = {
         "the authority of run {}, or the proxy before it, takes no request of this size ({}): ask the organiser to let "
         "32 MiB through to /v1/proofs",
     ),
-    429: (TTError, "the authority of run {} is asked too often from here: {}"),
+    429: (AuthorityUnreachable, "the authority of run {} is asked too often from here: {}"),
     503: (AuthorityUnreachable, "the authority of run {} cannot decide now: {}"),
 }

@@ -3,7 +3,7 @@
     401  the proof, the nonce, the signature or the pass does not hold: join anew
     403  it holds, and the answer is no: not a member, banned, too many peers
     429  too often; Retry-After says when
-    503  the Hub or the database does not answer; Retry-After too. The only one that a client tries again by itself
+    503  the Hub or the database does not answer; Retry-After too. These two a client tries again by itself
 
 An error is {"detail": "one line for a person"}. Neither answers nor logs repeat what was sent.
 """
