@@ -94,6 +94,8 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"size": "64x0"}, "there are 1 to 1024 layers"),
         ({"data": "nowhere"}, "--data nowhere: give emoji, OWNER/NAME of a data set on the Hub, or a folder"),
         ({"data": "./none/here"}, "--data ./none/here: give emoji"),
+        ({"data": "~nobody-here"}, "--data ~nobody-here: give emoji"),
+        ({"data": "a" * 300}, ": give emoji"),
         ({"codes": "f8"}, "--codes: has no meaning with --task dalle --data emoji"),
         ({"data": "a/b", "codes": "f16"}, "--codes f16: give f8 or emoji"),
         ({"data": "a/b", "vqgan": "here"}, "--vqgan here: give OWNER/NAME or OWNER/NAME:FILE"),

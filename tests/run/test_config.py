@@ -178,6 +178,7 @@ def test_missing_keys_are_named_and_counted() -> None:
         ("[run]\nname = 'a'\nname = 'b'\n", "x.toml, line 3"),
         ("[run]\nname = 'a", "x.toml, line 2, at the end: expected"),
         ("a = " + "[" * 100_000, "x.toml"),
+        ("a = " + "9" * 5_000, "x.toml: a number of more than 4,300 digits"),
     ],
 )
 def test_malformed_toml_names_file_line_and_fault(text: str, said: str) -> None:
@@ -311,6 +312,7 @@ def test_identity_does_not_depend_on_how_the_file_is_written(small: RunConfig) -
         RunConfig.from_toml(whole, "x").identity
         == RunConfig.from_toml(whole.replace("peak_lr = 1", "peak_lr = 1.0"), "x").identity
     )
+    assert RunConfig.from_toml("\ufeff" + whole.replace("\n", "\r\n"), "x") == RunConfig.from_toml(whole, "x")
     zero = small.replaced({"optimizer.weight_decay": 0.0})
     assert zero.identity == small.replaced({"optimizer.weight_decay": -0.0}).identity
     assert zero.identity == small.replaced({"optimizer.weight_decay": 0}).identity

@@ -60,6 +60,10 @@ def test_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
         load_run(str(tmp_path / "no.toml"))
     with pytest.raises(UsageError, match=r"cannot read the run file .*: Is a directory"):
         load_run(str(tmp_path))
+    with pytest.raises(UsageError, match=r"cannot read the run file ~nobody-here/run\.toml: No such file"):
+        load_run("~nobody-here/run.toml")
+    with pytest.raises(UsageError, match=r"no run is called 'aaa.*'; built in are"):
+        load_run("a" * 300)
     latin = tmp_path / "latin.toml"
     latin.write_bytes("[run]\nname = 'café'\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"latin\.toml, line 2: not UTF-8 text"):

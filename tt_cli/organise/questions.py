@@ -6,6 +6,7 @@ An answer is text, as it is typed or stands after its flag; `RunAnswers` holds t
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -104,8 +105,8 @@ def _size(text: str) -> Size:
 def _data(task: str, text: str) -> str:
     if text == BUILTIN_DATA[task]:
         return text
-    path = Path(text).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(text))
+    if os.path.isdir(path):
         if not any(file.suffix in SUFFIXES[task] for file in path.rglob("*")):
             raise ValueError(f"the folder holds no {' or '.join(SUFFIXES[task])} file")
         return str(path.absolute())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tt_cli.errors import UsageError, nearest, os_errors
@@ -30,8 +31,8 @@ def load_run(name: str) -> RunConfig:
     builtin = builtin_runs()
     if name in builtin:
         return _read(builtin[name], f"built-in run {name}")
-    path = Path(name).expanduser()
-    if path.is_file() or name.endswith(".toml") or name.startswith((".", "/", "~")):
+    path = Path(os.path.expanduser(name))  # these two also take what can be no path
+    if os.path.isfile(path) or name.endswith(".toml") or name.startswith((".", "/", "~")):
         return _read(path, str(path))
     if HUB_NAME.fullmatch(name):
         return _read(download(name, RUN_FILE), f"{RUN_FILE} of {name}")
@@ -45,7 +46,7 @@ def load_run(name: str) -> RunConfig:
 
 def name_for_others(name: str, run: RunConfig) -> str:
     """The name that others type for the run called `name` here: the path of a file means nothing on their machines."""
-    if name in builtin_runs() or not (name.endswith(".toml") or Path(name).expanduser().is_file()):
+    if name in builtin_runs() or not (name.endswith(".toml") or os.path.isfile(os.path.expanduser(name))):
         return name
     return run.checkpoints.repository or Path(name).name
 

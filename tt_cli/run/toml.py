@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -38,7 +39,7 @@ _EXPECTED = {
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
     """Parse TOML; raises UsageError with the file, the line and what is wrong there."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))  # which editors of Windows put there
     except tomllib.TOMLDecodeError as error:
         what, _, place = str(error).rpartition(" (at ")
         place = place.rstrip(")")
@@ -47,6 +48,8 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
         raise UsageError(f"{origin}, {place}: {what[:1].lower()}{what[1:]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: too many brackets inside brackets") from None
+    except ValueError:  # Python reads no more digits
+        raise UsageError(f"{origin}: a number of more than {sys.get_int_max_str_digits():,} digits") from None
 
 
 def toml_value(value: str | bool | int | float | list[Any]) -> str:
