@@ -118,6 +118,20 @@ def test_published_it_is_joined_by_its_name(tt: Tt, hub: HubStandin, tmp_path: P
     assert "it holds the run my-run-" in one_line(other, 2)
 
 
+def test_a_card_on_the_hub_names_where_it_is(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
+    """Also where the folder was made before anybody said to which repository; an edited one goes there as it is."""
+    hub.add_user("hf_write", "ada", role="write")
+    env = {**hub.environment(tmp_path), "HF_TOKEN": "hf_write"}
+    assert tt("init", "my-run", "--yes", env=env).returncode == 0
+    assert "tt join run.toml" in (card := tmp_path / "my-run" / "README.md").read_text()
+    assert tt("init", "my-run", "--publish", env=env).returncode == 0
+    there = hub.files("ada/my-run")["README.md"].decode()
+    assert "tt join ada/my-run\n" in there and "run.toml" not in there and "<!-- checkpoints -->" in there
+    card.write_text("with words of ours")
+    assert tt("init", "my-run", "--publish", "--repository", "ada/again", env=env).returncode == 0
+    assert hub.files("ada/again")["README.md"] == b"with words of ours"
+
+
 def test_a_hub_that_refuses_is_one_line(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
     hub.add_user("hf_read", "ada", {"acme": "read"}, role="read")
     env = {**hub.environment(tmp_path), "HF_TOKEN": "hf_read"}

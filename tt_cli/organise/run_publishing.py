@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tt_cli.hub.repository import CARD, commit
 from tt_cli.run import load_run
+from tt_cli.run.model_card import card
 from tt_cli.run.run_source import RUN_FILE, run_repository
 
 
@@ -20,6 +21,10 @@ def publish(folder: Path, repository: str) -> str:
     run = load_run(str(folder / RUN_FILE))
     action = f"cannot publish {run.run.name} in {repository}"
     place = run_repository(repository, run, action)
-    names = [RUN_FILE] if {RUN_FILE, CARD} <= place.files else [RUN_FILE, CARD]
-    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names]
+    contents = {name: (folder / name).read_bytes() for name in (RUN_FILE, CARD)}
+    if {RUN_FILE, CARD} <= place.files:
+        del contents[CARD]
+    elif contents[CARD] == card(run).encode():  # as it was made, where the run file may name no repository
+        contents[CARD] = card(run.replaced({"checkpoints.repository": repository})).encode()
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in contents.items()]
     return str(commit(place, operations, f"The run {run.identity}", action).repo_url)
