@@ -96,6 +96,14 @@ def test_systemd_takes_the_service(tmp_path: Path) -> None:
     assert exposed.returncode == 0, exposed.stdout[-600:]
 
 
+def test_a_certificate_is_asked_for_every_name_under_which_nginx_answers() -> None:
+    text = rendered(ServerFacts("mine", 4000, "tt.example.org", "https://passes.example.org"))["nginx.conf"]
+    (asked,) = re.findall(r"certbot certonly --nginx (.*)", text)
+    (served,) = set(re.findall(r"server_name (.*);", text))
+    assert asked == "-d tt.example.org -d passes.example.org" == " ".join(f"-d {name}" for name in served.split())
+    assert "/live/tt.example.org/fullchain.pem" in text, "where certbot puts it: by the first"
+
+
 @pytest.mark.debian
 def test_nginx_takes_its_file(tmp_path: Path) -> None:
     text = rendered(EXAMPLE)["nginx.conf"]

@@ -66,6 +66,7 @@ def rendered(facts: ServerFacts) -> dict[str, str]:
         "assistant_port": str(facts.port + 1),
         "host": facts.hosts[0],
         "hosts": " ".join(facts.hosts),
+        "domains": " ".join(f"-d {host}" for host in facts.hosts),
         "caddy_hosts": ", ".join(facts.hosts),
         "compose_flags": ", ".join(f'"{flag}"' for flag in inside),
         "service_flags": " ".join(["run.toml", *facts.flags("127.0.0.1")]),
