@@ -227,8 +227,7 @@ def test_only_who_is_proven_to_be_a_user_uses_up_what_that_user_may_ask() -> Non
         assert codes == [200, 200, 429]
 
 
-def test_who_sends_proofs_for_long_leaves_the_places_to_others() -> None:
-    """Of several users together, each of whom has a place: each may hold it for a part of the time."""
+def test_who_sends_proofs_again_and_again_leaves_the_places_to_others() -> None:
     with closing((authority := made_authority(Clock())).store):
         limits = Limits(asking=UNLIMITED, proving=UNLIMITED, sending=RateLimit(burst=1.0, per_second=1e-6))
 

@@ -24,7 +24,7 @@ from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority_requests import JoinRequest
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError, UsageError
-from tt_cli.identity.passes import InvalidPass, encode, read_notice, read_pass
+from tt_cli.identity.passes import InvalidPass, begin_of, encode, read_notice, read_pass
 
 HOUR = 3600.0
 EXAMPLES = itertools.count()
@@ -249,7 +249,7 @@ def test_the_key_changes_without_anybody_falling_out(
         assert read_pass(text, key, run, clock.now)
     with pytest.raises(UsageError, match="the key changes already, until 2027-02-01"):
         authority.folder.rotate(clock.now, "2027-03-01")
-    ends = authority_folder._begin("2027-02-01")
+    ends = begin_of("2027-02-01")
     clock.now = ends - authority_folder.EARLY - HOUR
     text = authority.issue_here(peer.peer_id, "ada")
     clock.now = ends - authority_folder.EARLY + 1

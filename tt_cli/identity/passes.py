@@ -111,7 +111,7 @@ def authority_keys(text: str) -> list[tuple[Ed25519PublicKey, float]]:
         raise ValueError('must be "ed25519:KEY", or "ed25519:NEW ed25519:OLD until YYYY-MM-DD" while the key changes')
     keys = [(_public_key(words[0]), math.inf)]
     if len(words) == 4:
-        keys.append((_public_key(words[1]), _day(words[3])))
+        keys.append((_public_key(words[1]), begin_of(words[3])))
     return keys
 
 
@@ -219,9 +219,10 @@ def _public_key(text: str) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(decode(text.removeprefix("ed25519:")))
 
 
-def _day(text: str) -> float:
+def begin_of(day: str) -> float:
+    """Unix time at which a day begins (UTC). Raises ValueError for what is none."""
     try:
-        day = datetime.date.fromisoformat(text)
+        midnight = datetime.datetime.combine(datetime.date.fromisoformat(day), datetime.time(), datetime.UTC)
     except ValueError:
-        raise ValueError(f"'{text}' is no day: write it as in 2026-12-01") from None
-    return datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC).timestamp()
+        raise ValueError(f"'{day}' is no day: write it as in 2026-12-01") from None
+    return midnight.timestamp()

@@ -68,14 +68,13 @@ class Places:
     def one(self, key: str) -> Iterator[None]:
         """A context that holds a place. Raises Crowded when there is none."""
         if self._taken[key] >= self._each or self._taken.total() >= self._total:
-            self._taken += Counter()  # forgets the keys without a place
             raise Crowded("too many at once: ask again later")
         self._taken[key] += 1
         try:
             yield
         finally:
             self._taken[key] -= 1
-            self._taken += Counter()
+            self._taken += Counter()  # forgets the keys without a place
 
 
 def address_key(host: str | None) -> str:

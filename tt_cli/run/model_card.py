@@ -6,6 +6,7 @@ The lists stand between marks; the rest is written once, and its organiser may e
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from tt_cli.run.checkpoint_names import name_of
@@ -88,9 +89,8 @@ def _contributors(run: RunConfig, by: Shares) -> list[str]:
     whose = "members" if _closed(run) else "those who took part, by the names that they gave themselves"
     lines = [f"Trained by {whose}; with how many examples each, as the auxiliary peers recorded it.", ""]
     lines += ["| name | examples |", "|---|---|"]
-    # Within backticks, and without what begins a mark: a name may be the end of this list.
-    named = [(_cell(name.replace("`", " ").replace("<!--", "<!- -")), examples) for name, examples in by[:MOST_NAMED]]
-    lines += [f"| `{name}` | {examples:,} |" for name, examples in named]
+    # Without what ends a code, or begins a mark: a name may be the end of this list.
+    lines += [f"| `{_cell(re.sub('`|<!--', ' ', name))}` | {examples:,} |" for name, examples in by[:MOST_NAMED]]
     return lines + [f"| and {len(by) - MOST_NAMED:,} others | |"] * (len(by) > MOST_NAMED)
 
 

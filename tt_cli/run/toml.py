@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -48,8 +47,8 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
         raise UsageError(f"{origin}, {place}: {what[:1].lower()}{what[1:]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: too many brackets inside brackets") from None
-    except ValueError:  # Python reads no more digits
-        raise UsageError(f"{origin}: a number of more than {sys.get_int_max_str_digits():,} digits") from None
+    except ValueError:  # from Python's int()
+        raise UsageError(f"{origin}: a number of more digits than Python reads") from None
 
 
 def toml_value(value: str | bool | int | float | list[Any]) -> str:

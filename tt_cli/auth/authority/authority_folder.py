@@ -6,7 +6,6 @@ shortly before the day on which peers stop taking the old key, the authority beg
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError, os_errors
-from tt_cli.identity.passes import authority_keys, public_text
+from tt_cli.identity.passes import authority_keys, begin_of, public_text
 from tt_cli.run import RunConfig, folders
 
 FILE = "authority.json"
@@ -144,21 +143,15 @@ class AuthorityFolder:
             settings = AuthoritySettings(database=settings.database, keys=(SigningKey(),))
         else:
             try:
-                left = _begin(until) - now
+                left = begin_of(until) - now
             except ValueError:
                 raise UsageError(f"--until {until}: write a day as in 2026-12-01") from None
             if left < SHORTEST_CHANGE:
                 raise UsageError(f"--until {until}: that day begins (UTC) in less than two hours; name a later one")
-            if settings.until and now < _begin(settings.until):
+            if settings.until and now < begin_of(settings.until):
                 raise UsageError(f"the key changes already, until {settings.until}; wait for that day")
             begins = now + left - min(EARLY, left / 2)
             keys = (settings.keys[-1], SigningKey(begins=begins))
             settings = settings.model_copy(update={"keys": keys, "until": until})
         self.write(settings)
         return settings
-
-
-def _begin(day: str) -> float:
-    """Unix time. Raises ValueError."""
-    midnight = datetime.datetime.combine(datetime.date.fromisoformat(day), datetime.time(), datetime.UTC)
-    return midnight.timestamp()

@@ -11,7 +11,6 @@ An error is {"detail": "one line for a person"}. Neither answers nor logs repeat
 # No `from __future__ import annotations`: FastAPI resolves the annotations of the functions inside `make_app`.
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 PROOFS = "/v1/proofs"
 PROOF_SECONDS = 60.0  # for all of a proof
-SENDING = 0.1  # part of the time in which a user's proofs may be on their way: few have a place
 JUDGING_SECONDS = 10.0  # after which to ask again where there is no place
 MOST_PROOFS = 4  # at once, each in memory; one of a user
 RETRY_SECONDS = 5
@@ -73,7 +71,8 @@ class Limits:
     asking: RateLimit = field(default_factory=lambda: RateLimit(burst=120, per_second=10.0))  # facts and notice
     proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest
     proofs: Places = field(default_factory=lambda: Places(1, MOST_PROOFS))  # by user
-    sending: RateLimit = field(default_factory=lambda: RateLimit(PROOF_SECONDS, SENDING))  # seconds, by user
+    # By user too, who has a place for a tenth of the time in the long run, however slow.
+    sending: RateLimit = field(default_factory=lambda: RateLimit(4, 0.1 / PROOF_SECONDS))
     judging: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
@@ -137,14 +136,10 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     )
     async def hand_in(request: Request, tt_ticket: Annotated[requests.Sealed, Header()]) -> Conviction:
         """Hand in the proof; whoever it proves guilty is banned."""
-        user, began = authority.expects(tt_ticket), time.monotonic()  # before a byte is read
         try:
-            with limits.proofs.one(user):
-                limits.sending.charge(user, 0.0)
-                try:
-                    body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
-                finally:
-                    limits.sending.charge(user, time.monotonic() - began)
+            with limits.proofs.one(user := authority.expects(tt_ticket)):  # before a byte is read
+                limits.sending.charge(user)
+                body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
                 async with limits.judging:
                     return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
         except Crowded:
