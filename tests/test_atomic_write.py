@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import stat
 import threading
 from pathlib import Path
@@ -31,6 +32,23 @@ def test_a_private_file_is_its_owners_alone_while_it_is_written(tmp_path: Path) 
     with atomic_file(tmp_path / "key", mode=PRIVATE) as file:
         assert stat.S_IMODE(Path(file.name).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_root_leaves_a_file_to_its_owner_in_a_folder_of_theirs_alone(tmp_path: Path) -> None:
+    """Such as the authority's keys, which `rotate` replaces and the service's own user reads."""
+    theirs, shared = tmp_path / "theirs", tmp_path / "shared"
+    for folder in (theirs, shared):
+        folder.mkdir()
+        (folder / "file").touch()
+        os.chown(folder / "file", 12345, 54321)
+    os.chown(theirs, 12345, 54321)
+    for folder in (theirs, shared):
+        atomic_write(folder / "file", "new", mode=PRIVATE)
+        atomic_write(folder / "other", "new")
+    owners = [(path.stat().st_uid, path.stat().st_gid) for path in (theirs / "file", shared / "file")]
+    assert owners == [(12345, 54321), (0, os.getegid())] and (theirs / "other").stat().st_uid == 0
+    assert stat.S_IMODE((theirs / "file").stat().st_mode) == 0o600
 
 
 def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:

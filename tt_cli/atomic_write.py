@@ -29,6 +29,9 @@ def atomic_file(
         file.flush()
         if durable:
             os.fsync(file.fileno())
+        with contextlib.suppress(OSError):  # root leaves a file to its owner, who could not read it any more
+            if os.geteuid() == 0 and (there := path.lstat()).st_uid == path.parent.stat().st_uid:
+                os.fchown(file.fileno(), there.st_uid, there.st_gid)
         if replace or not path.exists():
             os.replace(file.name, path)
     if durable:

@@ -71,8 +71,7 @@ class Limits:
     asking: RateLimit = field(default_factory=lambda: RateLimit(burst=120, per_second=10.0))  # facts and notice
     proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest
     proofs: Places = field(default_factory=lambda: Places(1, MOST_PROOFS))  # by user
-    # By user too, who has a place for a tenth of the time in the long run, however slow.
-    sending: RateLimit = field(default_factory=lambda: RateLimit(4, 0.1 / PROOF_SECONDS))
+    sending: RateLimit = field(default_factory=lambda: RateLimit(4, 0.1 / PROOF_SECONDS))  # too: a tenth of the time
     judging: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
