@@ -35,10 +35,11 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
     before = authority.notice()[0]
     authority._notice = None
     with Organiser.at_work(run) as organiser:
-        organiser.ban("user", "Mallory", "poison")
+        organiser.ban("user", "Mallory", "poison " * 100)  # of which as much is kept as there is room for
         organiser.pause("why")
         organiser.roll_back(3, "d" * 64, "s")
         assert [one.user for one in organiser.store.members()] == ["ada"]
+        assert len(organiser.store.bans()[0]["reason"]) == 500
         assert len(organiser.store.trail(10)) == 3
     assert authority.notice()[0] > before
     file = tmp_path / "backup.json"

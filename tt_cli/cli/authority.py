@@ -71,7 +71,7 @@ def serve(
         str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody")
     ] = "",
     pass_minutes: Annotated[float, option("N", "life of a pass, 1 to 1440 (default 60)", min=1, max=1440)] = 60.0,
-    most_peers: Annotated[int, option("N", "peers of one user at the same time (default 4)")] = 4,
+    most_peers: Annotated[int, option("N", "peers of one user at the same time (default 4)", min=1)] = 4,
 ) -> None:
     """Serve until the user ends it."""
     from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
@@ -137,7 +137,7 @@ def members(run: Run, json: JsonLines = False) -> None:
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
 def audit(
     run: Run,
-    last: Annotated[int, option("N", "so many entries (default 50)")] = 50,
+    last: Annotated[int, option("N", "so many entries (default 50)", min=1)] = 50,
     json: Annotated[bool, switch("--json", '{"at", "who", "what", "peer_id", "detail"} a line')] = False,
 ) -> None:
     """Print a line for each entry, the newest last."""

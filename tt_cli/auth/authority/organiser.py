@@ -41,7 +41,7 @@ class Organiser:
             raise UsageError(f"'{name[:60]}' is no {kind}'s name")
         if len(self.store.bans()) >= MOST_BANS:
             raise UsageError(f"there are {MOST_BANS} bans: take some back first, the list of a peer holds no more")
-        self.store.ban(kind, _name(kind, name), reason, time.time())
+        self.store.ban(kind, _name(kind, name), reason[:500], time.time())
         self._note("ban", f"{kind} {name} {reason}".strip(), name if kind == "peer" else "")
 
     def unban(self, kind: str, name: str) -> None:
