@@ -208,6 +208,9 @@ def test_a_hub_that_does_not_answer_or_must_not_be_asked(monkeypatch: pytest.Mon
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     hub, clock = checks.hub_and_clock("http://127.0.0.1:9")
     assert (hub.verdict, clock.verdict) == ("warning", "warning") and "refused" in hub.words
+    for proxy, words in (("socks5://127.0.0.1:9", "'socksio' package is not installed"), ("a://b:9", "Unknown scheme")):
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        assert words in next(checks.hub_and_clock("http://203.0.113.7:9")).words
 
 
 def test_an_account_that_the_run_does_not_admit_fails() -> None:

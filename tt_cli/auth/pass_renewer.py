@@ -57,8 +57,7 @@ class Admitted:
 class PassRenewer(Admitted):
     """A context manager: on entering it there is a pass (in a closed run), and it stays good until leaving.
 
-    key_file: of the peer. tell: gets lines for a person, from any thread. addresses: where others reach the peer now.
-    clock: Unix time.
+    key_file: of the peer. tell: gets lines for a person, from any thread. addresses: of the peer now. clock: Unix time.
     """
 
     def __init__(

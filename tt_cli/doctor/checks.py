@@ -227,7 +227,7 @@ def hub_and_clock(endpoint: str) -> Iterator[Check]:
             yield Check("Hub", "pass", f"{endpoint} answers in {1000 * (after - before):.0f} ms")
             yield clock(headers.get("Date", ""), before, after)
             return
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as error:  # the last two: of a proxy
             words = f"{endpoint} does not answer: {error}"
             fix = "check the network and its proxy; runs and data that are on this machine work without it"
     yield Check("Hub", "warning", words, fix)
