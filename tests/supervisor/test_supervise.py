@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from supervisor.acting import WAIT, next_event, start_actor, start_boss
+from supervisor.acting import WAIT, next_event, start_actor, start_boss, until
 from testbed.process_watch import ProcessWatch
 
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Finished, Log, Phase
 from tt_cli.supervisor.household.limits import HouseholdLimits
-from tt_cli.supervisor.peer_state import PeerState
+from tt_cli.supervisor.peer_state import PeerState, read_status
 from tt_cli.supervisor.slot import TRAINER, claim_slot
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
@@ -92,6 +93,38 @@ def test_ctrl_c_lets_it_leave(tmp_path: Path) -> None:
         Finished("left", at=screen.events[2].at),
     ]
     assert acts.workers[0].wait(WAIT) == 0
+
+
+def test_it_leaves_cleanly_where_nobody_reads_any_more(tmp_path: Path) -> None:
+    """`tt join RUN | tee log`, whose `tee` ends: by itself, or by the Ctrl-C that is meant for both."""
+    acts, told = Acts(tmp_path, "wait"), []
+
+    def show(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Phase):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    status = PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=600)
+    with Control(claim_slot(tmp_path, TRAINER), status, HouseholdLimits(), by_hand=True) as control:
+        supervise(acts, show, control)
+    assert [event.kind for event in told] == ["phase"], "what cannot be read is not told"
+    assert (status.state, status.reason) == ("ended", "left")
+    assert acts.workers[0].wait(WAIT) == 0
+
+
+def test_ctrl_c_that_ends_the_reader_too(tmp_path: Path) -> None:
+    boss = start_boss("obey", tmp_path)
+    try:
+        until(boss, '"training"')
+        assert boss.stdout is not None
+        boss.stdout.close()
+        boss.send_signal(signal.SIGINT)
+        boss.wait(WAIT)
+    finally:
+        boss.kill()
+    status = read_status(tmp_path / "peer.json")
+    assert status is not None
+    assert (status.state, status.reason, status.saved_step) == ("ended", "left", 5)
 
 
 @pytest.mark.parametrize("act", ["stubborn", "chatty"])  # what it tells does not stretch the time

@@ -136,6 +136,16 @@ def test_a_stream_of_few_characters_gets_question_marks() -> None:
     assert raw.getvalue() == b"00:00:00 log          Zo?\n"
 
 
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_a_full_disk_that_takes_no_line_ends_nothing(form: str) -> None:
+    """Nor the threads beside the peer that tell a line: of its pass, of the web page."""
+    one = Screen("t", AT_START, **{form: True})
+    with contextlib.suppress(OSError), open("/dev/full", "w") as one.stream:  # closing it flushes once more
+        for event in TRAINING:
+            one.show(event)
+    assert one.state.saved_step == 14
+
+
 def drawn(happened: list[e.Event], width: int, height: int, now: float, **options: Any) -> list[str]:
     """The live view after these events."""
     screen = Screen(TITLES[0], AT_START, stream=io.StringIO(), **options)

@@ -55,7 +55,7 @@ class _Supervision:
         self._gave_up: tuple[Verdict, Failed] | None = None
         self._pausing = self._leaving = False
         self._held = self._towards = ""
-        self._asked_to_finish = self._unseen = False
+        self._asked_to_finish = self._unseen = self._unread = False
 
     def run(self) -> None:
         try:
@@ -88,6 +88,8 @@ class _Supervision:
 
     def _verdict(self) -> Verdict:
         """Judge what the peer may do now, by a person's wish, by its failures, by its limits."""
+        if self._unread:
+            raise KeyboardInterrupt("nobody reads what it prints")
         if self._control.resumed.is_set():
             self._control.resumed.clear()
             self._gave_up, self._failures = None, 0
@@ -234,9 +236,10 @@ class _Supervision:
             if not self._unseen:
                 self._emit(event)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
-            self._unseen = True  # the terminal has been closed; the worker shall leave cleanly all the same
+            # The terminal has been closed, or `| tee` has ended: the worker shall leave cleanly all the same.
+            self._unseen, self._unread = True, error.errno == errno.EPIPE
 
     def _end(self, reason: str, *, done: bool = False) -> None:
         """The supervisor's own word for the end."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.terminal.format import NONE, PHASE_STYLES, clean, left_right, percent, rate, short_digest
-from tt_cli.terminal.live_view import LiveScreen, clock, write_line
+from tt_cli.terminal.live_view import LiveScreen, clock
 from tt_cli.terminal.log_lines import LogLine, LogLines
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar
 from tt_cli.terminal.table import Column, table
@@ -82,7 +82,7 @@ class DemoScreen(LiveScreen):
 
     def _tell(self, at: float, name: str, text: str) -> None:
         if self.mode == "plain":
-            write_line(self.stream, f"{clock(at)} {name:<6} {text}")
+            self.write(f"{clock(at)} {name:<6} {text}")
 
 
 def _words(state: PeerState) -> str:

@@ -91,6 +91,14 @@ class LiveScreen:
             if gone.errno != errno.EIO:  # what a terminal says that has been closed
                 raise
 
+    def write(self, line: str) -> None:
+        """A line of plain or JSON output. What a full disk or a closed terminal does not take ends nobody's work."""
+        try:
+            write_line(self.stream, line)
+        except OSError as lost:
+            if lost.errno not in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+                raise
+
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """Draw it as at most `height` lines of at most `width` cells. now: Unix seconds."""
         raise NotImplementedError

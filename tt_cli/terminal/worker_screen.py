@@ -30,7 +30,7 @@ from tt_cli.terminal.format import (
     short_digest,
     short_id,
 )
-from tt_cli.terminal.live_view import LiveScreen, clock, write_line
+from tt_cli.terminal.live_view import LiveScreen, clock
 from tt_cli.terminal.log_lines import LogLine, LogLines, download_words, join_line
 from tt_cli.terminal.status_lines import phase_words, trouble_counts
 from tt_cli.terminal.swarm_lines import Curve, hourly, inner_steps, loss_line, next_step_bar, progress_bar, steps_bar
@@ -82,12 +82,12 @@ class Screen(LiveScreen):
             if line is not None and line.word not in _DRAWN:
                 self._keep(line)
             if self.mode == "json":
-                write_line(self.stream, event.to_json())
+                self.write(event.to_json())
             elif self.mode == "plain":
                 if line is not None and line.word != "failure":
-                    write_line(self.stream, f"{clock(line.at)} {line}")
+                    self.write(f"{clock(line.at)} {line}")
                 if invitation is not None:
-                    write_line(self.stream, f"{clock(event.at)} {LogLine(event.at, 'join', invitation)}")
+                    self.write(f"{clock(event.at)} {LogLine(event.at, 'join', invitation)}")
         if self.mode == "live" and invitation is not None:
             self.print_above(invitation)
 
