@@ -15,6 +15,7 @@ import pytest
 from scripts import build_cli_reference, build_diagram, build_frontier
 from tests.docs.links import anchors, broken, links
 from tt_cli.cli.main import COMMANDS
+from tt_cli.supervisor.supervise import LEAVE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -112,3 +113,11 @@ def test_no_page_installs_the_program_of_this_name_on_pypi() -> None:
     """pip takes an installed distribution's extras; in a fresh environment it would fetch somebody else's tt-cli."""
     for page in (*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb"), *(ROOT / "configs").rglob("*.service")):
         assert not re.search(r"pip install [^`\n]*tt-cli", page.read_text(encoding="utf-8")), page.name
+
+
+def test_a_service_ends_tt_alone_and_gives_it_the_time() -> None:
+    """By default systemd signals every process of a service, and the p2p daemon ends before the peer has left."""
+    page = (ROOT / "docs" / "join.md").read_text(encoding="utf-8")
+    settings = dict(re.findall(r"^([A-Z]\w+)=(.*)$", page.partition("[Service]")[2], re.MULTILINE))
+    assert settings["KillMode"] == "mixed"
+    assert int(settings["TimeoutStopSec"]) > LEAVE_SECONDS
