@@ -188,6 +188,14 @@ def test_a_worker_started_again_is_not_one_long_step() -> None:
     assert list(view.step_seconds) == [5.0]
 
 
+def test_a_run_that_was_taken_back_shows_the_loss_of_the_steps_made_since() -> None:
+    """Else a screen would tell the loss of before the organiser's order until that step is made again, days later."""
+    view = applied([*(stepped(float(at), at, 9.0 / at) for at in range(1, 8)), stepped(9.0, 4, 2.0)])
+    assert view.losses() == [(1, 9.0), (2, 4.5), (3, 3.0), (4, 2.0)]
+    told = applied([e.Snapshot(swarm(6, loss=1.0), at=1.0), e.Snapshot(swarm(3, loss=5.0, history=[]), at=2.0)])
+    assert told.losses() == [(1, 9.0), (2, 4.5), (3, 3.0)]
+
+
 def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
     view = applied([stepped(float(i), i) for i in range(1, 3 * CURVE)])
     steps = [step for step, _ in view.curve]
