@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Force, Run, argument, exclusive, option, switch
+from tt_cli.cli.options import Force, Run, argument, exclusive, option, setting, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def init(
 def serve(
     run: Run,
     host: Annotated[str, option("IP", "address to listen on (default all)")] = "0.0.0.0",
-    port: Annotated[int, option("N", "TCP port (default 8470)")] = 8470,
+    port: Annotated[int, setting("port", "N", "TCP port (default 8470)")] = 8470,
     trusted_proxy: Annotated[
         str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody")
     ] = "",
@@ -137,7 +137,7 @@ def members(run: Run, json: JsonLines = False) -> None:
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
 def audit(
     run: Run,
-    last: Annotated[int, option("N", "so many entries (default 50)", min=1)] = 50,
+    last: Annotated[int, option("N", "so many entries (default 50)", min=1, max=10**9)] = 50,
     json: Annotated[bool, switch("--json", '{"at", "who", "what", "peer_id", "detail"} a line')] = False,
 ) -> None:
     """Print a line for each entry, the newest last."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import errno
 import math
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
-from tt_cli.errors import TTError
+from tt_cli.errors import os_errors
 from tt_cli.identity.rate_limit import Crowded, Places, address_key
 
 if TYPE_CHECKING:
@@ -134,15 +133,13 @@ def _connections(options: HttpOptions) -> type[asyncio.Protocol]:
 
 def _listen(options: HttpOptions, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, port), family=family, backlog=512)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE and port < options.port + options.more_ports:
-            return _listen(options, port + 1)
-        reason = os.strerror(error.errno or 0)
-        raise TTError(
-            f"cannot listen on {options.host} port {port}: {reason}; choose another {options.port_flag}"
-        ) from error
+    with os_errors(f"cannot listen on {options.host} port {port}", f"choose another {options.port_flag}"):
+        try:
+            return socket.create_server((options.host, port), family=family, backlog=512)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port >= options.port + options.more_ports:
+                raise
+    return _listen(options, port + 1)
 
 
 class Problem(BaseModel):

@@ -67,13 +67,12 @@ def try_lock(path: Path) -> IO[str] | None:
     try:
         lock = path.open("w")
         os.chmod(path, 0o600)
-    except OSError as error:
-        raise TTError(f"cannot write {path}: {error.strerror}: free space or set TT_HOME to another folder") from error
-    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         return None
+    except OSError as error:  # also of a file system, as clusters have, without locks
+        raise TTError(f"cannot write {path}: {error.strerror}: free space or set TT_HOME to another folder") from error
     return lock
 
 

@@ -83,7 +83,7 @@ def open_authority(run: RunConfig, *, pass_seconds: float = PASS_SECONDS, most_p
 class AuthorityServer(HttpServer):
     """The HTTP server of one authority."""
 
-    def __init__(self, options: ServeOptions):
+    def __init__(self, options: ServeOptions, port_flag: str = "--port"):
         from tt_cli.auth.authority.http_api import make_app
 
         run = RunConfig.from_toml(options.run, "the run file")
@@ -91,7 +91,7 @@ class AuthorityServer(HttpServer):
         # What the Hub's client logs, and each request's line, would be noise in an organiser's log.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         proxy = options.trusted_proxy
-        where = HttpOptions(options.host, options.port, "--port", each=MOST_OF_ADDRESS, trusted_proxy=proxy)
+        where = HttpOptions(options.host, options.port, port_flag, each=MOST_OF_ADDRESS, trusted_proxy=proxy)
         super().__init__(make_app(self.authority), where)
 
     def run(self, until: threading.Event | None = None) -> None:
@@ -102,6 +102,6 @@ class AuthorityServer(HttpServer):
 
 def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
     """The worker process: serve until it is asked to leave. See tt_cli.supervisor.reporter.run_worker."""
-    server = AuthorityServer(ServeOptions(**options))
+    server = AuthorityServer(ServeOptions(**options), "--authority-port")
     emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts().authority_key}"))
     server.run(orders.leave)
