@@ -9,6 +9,7 @@ import json
 import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
+from tt_cli.errors import TTError
 from tt_cli.monitor.snapshot_text import follow, one_truth, plain_text
 from tt_cli.monitor.views import figures
 from tt_cli.swarm.records.snapshot import SwarmSnapshot
@@ -106,6 +107,28 @@ def test_watching_prints_changes_and_after_half_a_minute() -> None:
         follow(look, stream, "json", interval=0.0, watch=True)
     times = [json.loads(line)["time"] - 1_000_000 for line in stream.getvalue().splitlines()]
     assert times == [0, 2, 3, 33]
+
+
+def test_watching_goes_on_after_a_look_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page is started anew, or the line is down for some seconds: a log of weeks does not end with it."""
+    late = snapshot(epoch=8)
+    away = TTError("it does not answer")
+    looks: list[SwarmSnapshot | BaseException] = [snapshot(), away, away, late, KeyboardInterrupt()]
+
+    def look() -> SwarmSnapshot:
+        if isinstance(seen := looks.pop(0), BaseException):
+            raise seen
+        return seen
+
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        follow(look, stream, "json", interval=0.0, watch=True)
+    assert [json.loads(line)["epoch"] for line in stream.getvalue().splitlines()] == [7, 8]
+    assert capsys.readouterr().err == "tt: it does not answer; asking again\n"
+
+    looks.append(away)
+    with pytest.raises(TTError):  # at the start somebody is there to read it
+        follow(look, stream, "json", interval=0.0, watch=True)
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from rich.text import Text
 
+from tt_cli.errors import TTError
 from tt_cli.monitor.peer_tables import others, peer_rows
 from tt_cli.monitor.scene import peer_name, standing
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
@@ -74,18 +76,26 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
 def follow(look: Callable[[], SwarmSnapshot], stream: TextIO, mode: Mode, *, interval: float, watch: bool) -> None:
     """Print what `look` returns as text or, in mode "json", as JSON: once, or with each change until interrupted.
 
-    watch: go on after the first. A change is another step, another peer or another agreement; text
-    comes every 30 s without one. interval: seconds between two looks.
+    watch: go on after the first, also where a later look fails. A change is another step, another peer or another
+    agreement; text comes every 30 s without one. interval: seconds between two looks.
     """
     shown: tuple[object, ...] | None = None
-    shown_at = 0.0
+    shown_at, trouble = 0.0, ""
     while True:
-        snapshot = look()
-        news = (snapshot.epoch, sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers))
-        if news != shown or snapshot.time - shown_at >= AT_LEAST_EVERY:
-            shown, shown_at = news, snapshot.time
-            text = json.dumps(snapshot.to_json()) if mode == "json" else plain_text(snapshot)
-            write_line(stream, text)
+        try:
+            snapshot = look()
+        except TTError as error:
+            if shown is None:
+                raise
+            if not trouble:
+                write_line(sys.stderr, f"tt: {error}; asking again")
+            trouble = str(error)
+        else:
+            trouble = ""
+            news = (snapshot.epoch, sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers))
+            if news != shown or snapshot.time - shown_at >= AT_LEAST_EVERY:
+                shown, shown_at = news, snapshot.time
+                write_line(stream, json.dumps(snapshot.to_json()) if mode == "json" else plain_text(snapshot))
         if not watch:
             return
         time.sleep(interval)
