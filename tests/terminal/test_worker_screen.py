@@ -277,6 +277,12 @@ def test_a_terminal_gets_a_live_view_and_its_cursor_back() -> None:
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
+@pytest.mark.usefixtures("terminal")
+def test_a_worker_started_again_and_again_leaves_room_for_the_view() -> None:
+    text = on_a_terminal([*[TRAINING[2]] * 30, TRAINING[5], progress(7.0)])
+    assert "this peer" in text.rpartition(f"--peer {LAN}")[2]
+
+
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(terminal: pytest.MonkeyPatch) -> None:
     terminal.setenv("TERM", "dumb")
     assert on_a_terminal(TRAINING[:2]) == "".join(TRAINING_LINES.splitlines(keepends=True)[:2]).replace("\n", "\r\n")

@@ -71,7 +71,7 @@ class LiveScreen:
         self.lock = threading.Lock()  # of what `frame` draws
         self.titles = Text(title, style="bold"), Text(identity, style="dim")
         self._console = Console(file=self.stream, highlight=False)
-        self._above: list[str] = []
+        self._above = ""
         self._size, self._height, self._afresh = self._console.size, 0, 0
         self._live: Live | None = None
 
@@ -104,8 +104,8 @@ class LiveScreen:
         raise NotImplementedError
 
     def print_above(self, line: str) -> None:
-        """A line above the view, wrapped by the terminal itself: it can be copied as one line."""
-        self._above.append(line)
+        """A line above the view, in place of the last one; wrapped by the terminal itself, it can be copied as one."""
+        self._above = f"{line}\n"
         self._console.print(Text(line, style="bold"), soft_wrap=True)
 
     def _renderable(self) -> Group:
@@ -114,7 +114,7 @@ class LiveScreen:
             self._size, self._afresh = size, 2
         if self._afresh:
             self._start_afresh()
-        above = 1 + sum(-(-len(line) // size.width) for line in self._above)
+        above = 1 - (-len(self._above) // size.width)
         with self.lock:
             lines = self.frame(size.width, max(4, size.height - above), time.time())
         self._height = len(lines)
@@ -125,6 +125,6 @@ class LiveScreen:
         # the cursor as far below the lines above as Rich will move it up before it draws. Twice, for a view
         # that is higher than the new terminal scrolls the lines above away the first time.
         self._afresh -= 1
-        self.stream.write("\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._above))
+        self.stream.write(f"\x1b[H\x1b[2J{self._above}")
         self.stream.write("\n" * max(0, self._height - 1))
         self.stream.flush()
