@@ -162,6 +162,7 @@ def test_wrong_words_are_one_line_and_exit_code_2(
     [
         (TTError("the disk is full"), 1, "tt: the disk is full\n"),
         (UsageError("no such run"), 2, "tt: no such run\n"),
+        (TTError("it says \x1b]0;owned\x07\x9b2J"), 1, "tt: it says ?]0;owned??2J\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

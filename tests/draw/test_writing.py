@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,19 @@ def test_a_tokenizer_without_a_template_holds_no_conversation(
     assert "--chat: the tokenizer austen has no template for conversations" in capsys.readouterr().err
     assert main(["infer", "--run", run_file, "--chat", "Hi", "--samples", "2"]) == 2
     assert "--samples 2: a conversation has one answer to each line" in capsys.readouterr().err
+
+
+def test_where_lines_are_typed_the_question_is_no_part_of_the_json(
+    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = pty.openpty()
+    os.write(master, b"\x04")  # Ctrl-D: nothing is said
+    with os.fdopen(slave) as typed:
+        monkeypatch.setattr(sys, "stdin", typed)
+        assert main(["infer", "--run", run_file, "--chat", "--json"]) == 0
+    os.close(master)
+    output, errors = capsys.readouterr()
+    assert json.loads(output)["texts"] == [] and errors == "\n> "
 
 
 def test_cached_keys_and_values_change_nothing() -> None:

@@ -15,6 +15,7 @@ import typer
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Force, Run, argument, exclusive, option, setting, switch
 from tt_cli.errors import UsageError
+from tt_cli.terminal.format import printable
 
 if TYPE_CHECKING:
     from tt_cli.auth.authority.organiser import Organiser
@@ -258,7 +259,7 @@ def _digest_here(run: str, step: int) -> str:
 
 def _list(json: bool, entries: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
     for entry in entries:
-        print(codec.dumps(entry) if json else line(entry).rstrip())
+        print(codec.dumps(entry) if json else printable(line(entry).rstrip()))
     if not entries and not json:
         print("None.")
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option
 from tt_cli.errors import UsageError
+from tt_cli.terminal.format import printable
 from tt_cli.terminal.troubleshooting import Section, explaining, sections
 
 DOCTOR_EXAMPLES = """\
@@ -75,8 +76,8 @@ def show_checks(checks: Iterable[Any], json: bool, marks: dict[str, str]) -> Non
     for check in checks:
         made.append(dataclasses.asdict(check))
         if not json:
-            mark = marks[check.verdict]
-            console.print(Text.assemble((mark, STYLES[check.verdict]), f"{check.name}: {check.words}"), soft_wrap=True)
+            mark, words = marks[check.verdict], f"{check.name}: {printable(check.words)}"
+            console.print(Text.assemble((mark, STYLES[check.verdict]), words), soft_wrap=True)
             if check.fix and check.verdict != "pass":
                 console.print(Text(f"{' ' * max(4, len(mark))}→ {check.fix}"), soft_wrap=True)
     failed = any(check["verdict"] == "fail" for check in made)

@@ -152,7 +152,7 @@ def infer(
             write_line(sys.stdout, line)
 
     def warn(line: str) -> None:
-        write_line(sys.stderr, f"tt: {line}")
+        write_line(sys.stderr, f"tt: {printable(line)}")
 
     source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
@@ -302,7 +302,7 @@ def _typed() -> Iterator[str]:
     """Lines as they are typed, until there are no more."""
     while True:
         if sys.stdin.isatty():
-            print("\n> ", end="", flush=True)
+            print("\n> ", end="", file=sys.stderr, flush=True)
         if not (line := sys.stdin.readline()):
             return
         if line := line.strip():

@@ -101,7 +101,9 @@ class LazyGroup(TyperGroup):
         except (TTError, typer.TyperException) as error:
             if debug:
                 raise
-            print(f"tt: {error if isinstance(error, TTError) else error_line(error)}", file=sys.stderr)
+            from tt_cli.terminal.format import printable  # an authority's words may be in it, or a member's
+
+            print(f"tt: {printable(str(error) if isinstance(error, TTError) else error_line(error))}", file=sys.stderr)
             if sys.stderr.isatty() and isinstance(error, TTError):  # elsewhere an error is one line
                 from tt_cli.terminal.troubleshooting import of_error
 

@@ -17,7 +17,7 @@ from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, Run, argument, exclusive, option, switch
 from tt_cli.errors import TTError
 from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
-from tt_cli.terminal.format import plural
+from tt_cli.terminal.format import clean, plural
 from tt_cli.terminal.live_view import output_mode, standard_error_in
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
     from tt_cli.auth.peer_admission import observing
     from tt_cli.swarm.records.snapshot import take_snapshot
 
-    with observing(config, lambda line, level: print(f"tt: {line}", file=sys.stderr)):
+    with observing(config, lambda line, level: print(f"tt: {clean(line)}", file=sys.stderr)):
         from tt_cli.swarm.observer import Observer
 
         if log is not None:
