@@ -66,6 +66,8 @@ def test_a_seed_below_nothing(command: list[str], here: Tt, tmp_path: Path) -> N
         (["aux-peer", "emoji", "--announce", "nonsense"], '--announce: "nonsense": must look like /ip4/'),
         (["aux-peer", "emoji", "--announce", NOBODY], "without /p2p/"),
         (["aux-peer", "emoji", "--port", "65536"], '--port: "65536": must be at most 65535'),
+        (["join", "emoji", "--new-swarm", "--device", "gpu"], '--device: "gpu": no such device: give cpu, cuda, '),
+        (["doctor", "--device", "cuda:x"], '--device: "cuda:x": no such device: give cpu, cuda, cuda:N, mps or xpu'),
         (["authority", "serve", "emoji", "--port", "65536"], '--port: "65536": must be at most 65535'),
         (["authority", "serve", "emoji", "--most-peers", "0"], "--most-peers: 0: should be greater than or equal to 1"),
         (["authority", "audit", "emoji", "--last", "9" * 20], f"--last: {'9' * 20}: should be less than or equal to"),

@@ -157,7 +157,7 @@ def test_checkpoints_and_clip_from_the_hub(here: Path, tiny: Tiny, hub: HubStand
     assert "the Hugging Face Hub cannot be reached" in absent[2]
 
 
-def test_one_of_several_gpus_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_gpus_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
     with pytest.raises(UsageError, match="^--device cuda: torch finds no GPU here; use --device cpu$"):
         torch_device("cuda")
@@ -174,7 +174,10 @@ def test_one_of_several_gpus_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="^--device cuda: CUDA error: no kernel image is available: see `tt doctor`"):
         torch_device("cuda", try_out)
     broken += [torch.device("cuda", 1)]
+    capsys.readouterr()
     assert torch_device("auto", try_out) == torch.device("cpu") == torch_device("cpu", try_out)
+    left_out = [line.partition(" is left out: CUDA error: no ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert left_out == ["tt: cuda:0", "tt: cuda:1"], "who draws on the CPU is told why"
     with pytest.raises(UsageError, match="^--device cuda:2: torch finds 2 GPUs here"):
         torch_device("cuda:2")
     with pytest.raises(UsageError, match="^--device gpu: no such device: give auto, cpu, cuda or cuda:N$"):

@@ -64,7 +64,9 @@ def join(
         bool | None,
         network_switch("--client-mode/--no-client-mode", "open no port: for machines that cannot be reached"),
     ] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps, xpu; default: a GPU that works")] = None,
+    device: Annotated[
+        str | None, setting("device", "DEVICE", "cpu, cuda, cuda:N, mps, xpu; default: a GPU that works")
+    ] = None,
     batch_size: Annotated[int | None, setting("batch_size", "N", "examples at a time; default: tried out")] = None,
     threads: Annotated[int | None, setting("threads", "N", "CPU threads for computing; default: all cores")] = None,
     seed: Annotated[

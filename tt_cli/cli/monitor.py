@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     Look = Callable[[], SwarmSnapshot]
 
 MONITOR_EXAMPLES = """\
-tt monitor emoji                             a full screen, until q; ? shows its keys
+tt monitor emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…    a full screen, until q; ? shows its keys
 tt monitor emoji --from http://203.0.113.7:8471
-tt monitor emoji --json                      one snapshot
-tt monitor emoji --plain --watch >> log.txt  a few lines at every step
-tt monitor run.toml --peer /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"""
+tt monitor emoji                               where an aux peer of it runs on this machine
+tt monitor org/run --json                      one snapshot
+tt monitor org/run --plain --watch >> log.txt  a few lines at every step"""
 SITE_EXAMPLES = """\
 tt site export emoji site/
 tt site export my-run.toml /srv/www/my-run        again and again, from cron: it replaces what it wrote before

@@ -8,6 +8,7 @@ Notable:
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,7 +113,9 @@ def multiply(device: torch.device) -> None:
 
 
 def torch_device(name: str, try_out: Callable[[torch.device], None] = multiply) -> torch.device:
-    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where one works. Raises UsageError for none such."""
+    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where one works; standard error is told of one that does
+    not. Raises UsageError for none such.
+    """
     match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", name)
     if match is None:
         raise UsageError(f"--device {name}: no such device: give auto, cpu, cuda or cuda:N")
@@ -124,9 +127,10 @@ def torch_device(name: str, try_out: Callable[[torch.device], None] = multiply) 
             try_out(device := torch.device("cuda", number))
             return device
         except RuntimeError as error:
+            why = f"{first_line(error)}: see `tt doctor`, or use --device cpu"
             if name != "auto":
-                why = f"{first_line(error)}: see `tt doctor`, or use --device cpu"
                 raise UsageError(f"--device {name}: {why}") from error
+            print(f"tt: cuda:{number} is left out: {why}", file=sys.stderr)
     return torch.device("cpu")
 
 

@@ -20,6 +20,7 @@ from tt_cli.errors import UsageError, first_line
 from tt_cli.memory import Kind
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.peer.join_settings import DEVICE
 from tt_cli.supervisor.events import Card, Choice, Emit, Log
 from tt_cli.supervisor.household.sensors import nvidia_driver
 from tt_cli.supervisor.processes import release_freed_memory
@@ -205,7 +206,7 @@ def _product_rate(dim: int, dtype: torch.dtype) -> float:
 
 def named_device(wanted: str, hardware: Hardware) -> torch.device:
     """The device of --device. Raises UsageError where there is none."""
-    match = re.fullmatch(r"cpu|mps|(cuda|xpu)(?::([0-9]+))?", wanted)
+    match = DEVICE.fullmatch(wanted)
     if match is None:
         raise UsageError(f"--device {wanted}: no such device: give cpu, cuda, cuda:N, mps or xpu")
     if wanted == "cpu":

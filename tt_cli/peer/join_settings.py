@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "m
 """Settings that `tt status` shows, in this order."""
 ALWAYS = "always"
 NAME_LENGTH = 40  # characters
+DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(?::([0-9]+))?")
 
 
 def check_hours(text: str) -> str:
@@ -44,6 +46,13 @@ def check_size(text: str) -> str:
         parse_size(text)
     except UsageError as error:
         raise ValueError(str(error)) from None
+    return text
+
+
+def check_device(text: str) -> str:
+    """A device's name, which need not be there. Raises ValueError."""
+    if text and not DEVICE.fullmatch(text):
+        raise ValueError("no such device: give cpu, cuda, cuda:N, mps or xpu")
     return text
 
 
@@ -79,7 +88,7 @@ class JoinSettings(Section):
 
     name: Annotated[str, AfterValidator(check_name)] | None = None
     peer: list[Annotated[str, AfterValidator(check_multiaddr)]] | None = None
-    device: str | None = None
+    device: Annotated[str, AfterValidator(check_device)] | None = None
     batch_size: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1)
     memory: Annotated[str, AfterValidator(check_size)] | None = None
