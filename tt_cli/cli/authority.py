@@ -144,11 +144,8 @@ def audit(
     """Print a line for each entry, the newest last."""
     with _organiser(run) as organiser:
         entries = [{name: entry[name] for name in entry if name != "id"} for entry in organiser.store.trail(last)]
-    _list(
-        json,
-        entries,
-        lambda entry: f"{_at(entry['at'])}  {entry['who']}  {entry['what']}  {entry['peer_id']}  {entry['detail']}",
-    )
+    words = "{who}  {what}  {peer_id}  {detail}".format_map
+    _list(json, entries, lambda entry: f"{_at(entry['at'])}  {words(entry)}")
 
 
 @authority.command(help="Have the whole swarm wait.")

@@ -116,7 +116,6 @@ def aux_peer(
     plain: Plain = False,
 ) -> None:
     """Supervise an auxiliary peer's process until the user ends it."""
-    from tt_cli import __version__
     from tt_cli.auth.authority.authority_server import ServeOptions
     from tt_cli.auth.peer_admission import admission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
@@ -154,7 +153,8 @@ def aux_peer(
     elif prompt or samples_every:
         raise UsageError("--prompt and --samples-every: add --samples, which switches evaluation on")
     publishing, unpublished = (None, "") if no_publish else _publishing(config, publish, 60.0 * publish_every)
-    page = WebOptions(config.to_toml(), name_for_others(run, config), host, web_port)
+    name = name_for_others(run, config)
+    page = WebOptions(config.to_toml(), name, host, web_port)
     options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": checked_peers(peer or []) or list(config.peers.initial),
@@ -163,14 +163,7 @@ def aux_peer(
         "announce": announce or [],
     }
     slot = claim_slot(folders.run_folder(config), AUX)
-    status = PeerState(
-        run=run,
-        identity=config.identity,
-        role="aux",
-        total_steps=config.schedule.total_steps,
-        log=str(slot.log),
-        version=__version__,
-    )
+    status = PeerState(run=run, identity=config.identity, role="aux", total_steps=config.schedule.total_steps)
     serving = ServeOptions(run=config.to_toml(), host=host, port=authority_port, trusted_proxy=trusted_proxy)
 
     def start() -> Worker:
@@ -188,14 +181,7 @@ def aux_peer(
 
     with (
         Control(slot, status, HouseholdLimits(), by_hand=sys.stdin.isatty()) as control,
-        Screen(
-            f"tt aux-peer {run}",
-            status,
-            join_run=name_for_others(run, config),
-            plain=plain,
-            json=json,
-            draw_swarm=swarm_view,
-        ) as screen,
+        Screen(f"tt aux-peer {run}", status, join_run=name, plain=plain, json=json, draw_swarm=swarm_view) as screen,
         beside(WEB_PAGE, "web.log", None if no_web else page),
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),

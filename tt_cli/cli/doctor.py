@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Json, argument, option, setting
+from tt_cli.cli.options import Device, Json, argument, option
 from tt_cli.errors import UsageError
 from tt_cli.terminal.format import printable
 from tt_cli.terminal.troubleshooting import Section, explaining, sections
@@ -40,9 +40,7 @@ STYLES = {"pass": "green", "warning": "yellow", "fail": "bold red"}
 def doctor(
     run: Annotated[str | None, argument("RUN", "built-in name, TOML file, or ORGANISATION/REPOSITORY")] = None,
     peer: Annotated[list[str] | None, option("MULTIADDR", "as for `tt join`")] = None,
-    device: Annotated[
-        str | None, setting("device", "DEVICE", "cpu, cuda, cuda:N, mps or xpu; default: as `tt join`")
-    ] = None,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Print a line for each check as it is made."""

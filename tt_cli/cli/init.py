@@ -12,7 +12,7 @@ import typer
 
 from tt_cli.cli.doctor import show_checks
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Json, Run, argument, option, switch
+from tt_cli.cli.options import Device, Json, Run, argument, option, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def init(
 def check(
     run: Run,
     peer: Annotated[list[str] | None, option("MULTIADDR", "try this one, not the file's")] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps or xpu for the step")] = None,
+    device: Device = None,
     line: Annotated[float | None, option("MBIT", "Mbit/s that a member's line sends (default 20)", min=0.1)] = None,
     peers: Annotated[int | None, option("N", "members that compute at a time (default 16)", min=1)] = None,
     no_step: Annotated[bool, switch("--no-step", "make no step: for small machines")] = False,

@@ -12,6 +12,7 @@ import typer
 from tt_cli.cli.main import app
 from tt_cli.cli.options import (
     Announce,
+    Device,
     JsonEvents,
     Plain,
     Run,
@@ -64,9 +65,7 @@ def join(
         bool | None,
         network_switch("--client-mode/--no-client-mode", "open no port: for machines that cannot be reached"),
     ] = None,
-    device: Annotated[
-        str | None, setting("device", "DEVICE", "cpu, cuda, cuda:N, mps, xpu; default: a GPU that works")
-    ] = None,
+    device: Device = None,
     batch_size: Annotated[int | None, setting("batch_size", "N", "examples at a time; default: tried out")] = None,
     threads: Annotated[int | None, setting("threads", "N", "CPU threads for computing; default: all cores")] = None,
     seed: Annotated[
@@ -116,7 +115,6 @@ def join(
     plain: Plain = False,
 ) -> None:
     """Supervise a peer process until the run is done or the user leaves."""
-    from tt_cli import __version__
     from tt_cli.auth.peer_admission import admission
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
@@ -149,14 +147,8 @@ def join(
     limits = HouseholdLimits(mine.household())
     curves = open_sink(mine.get("log_to"), config) if mine.get("log_to") else None
     slot = claim_slot(folders.run_folder(config), TRAINER)
-    status = PeerState(
-        run=run,
-        identity=config.identity,
-        total_steps=config.schedule.total_steps,
-        log=str(slot.log),
-        version=__version__,
-        limits=mine.origins(),
-    )
+    steps = config.schedule.total_steps
+    status = PeerState(run=run, identity=config.identity, total_steps=steps, limits=mine.origins())
     options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": peers,

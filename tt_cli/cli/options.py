@@ -73,6 +73,7 @@ Run = Annotated[str, argument("RUN", "built-in name, TOML file, or ORGANISATION/
 Announce = Annotated[
     list[str] | None, network_setting("announce", "MULTIADDR", "tell others this address, e.g. behind NAT")
 ]
+Device = Annotated[str | None, setting("device", "DEVICE", "cpu, cuda, cuda:N, mps or xpu; default: a GPU that works")]
 Json = Annotated[bool, switch("--json", "print one JSON object")]
 Force = Annotated[bool, switch("--force", "replace what is there")]
 JsonEvents = Annotated[bool, output_switch("--json", "print every event as a line of JSON")]

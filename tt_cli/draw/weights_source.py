@@ -113,9 +113,7 @@ def multiply(device: torch.device) -> None:
 
 
 def torch_device(name: str, try_out: Callable[[torch.device], None] = multiply) -> torch.device:
-    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where one works; standard error is told of one that does
-    not. Raises UsageError for none such.
-    """
+    """The device of "cpu", "cuda", "cuda:N" or "auto": the first GPU that works. Raises UsageError for none such."""
     match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", name)
     if match is None:
         raise UsageError(f"--device {name}: no such device: give auto, cpu, cuda or cuda:N")

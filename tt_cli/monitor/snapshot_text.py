@@ -80,18 +80,17 @@ def follow(look: Callable[[], SwarmSnapshot], stream: TextIO, mode: Mode, *, int
     agreement; text comes every 30 s without one. interval: seconds between two looks.
     """
     shown: tuple[object, ...] | None = None
-    shown_at, trouble = 0.0, ""
+    shown_at, told = 0.0, False
     while True:
         try:
-            snapshot = look()
+            snapshot, told = look(), False
         except TTError as error:
             if shown is None:
                 raise
-            if not trouble:
+            if not told:
                 write_line(sys.stderr, f"tt: {error}; asking again")
-            trouble = str(error)
+            told = True
         else:
-            trouble = ""
             news = (snapshot.epoch, sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers))
             if news != shown or snapshot.time - shown_at >= AT_LEAST_EVERY:
                 shown, shown_at = news, snapshot.time

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control_socket import answering
 from tt_cli.supervisor.events import Event, Phase
@@ -32,6 +33,7 @@ class Control:
         self.news, self.resumed = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._written = 0.0
+        status.log, status.version = str(slot.log), __version__
         before = read_status(slot.status)
         if before is not None:
             status.step, status.saved_step = before.step, before.saved_step

@@ -245,7 +245,7 @@ class PeerState(BaseModel):
             self.step_seconds.append(self.step_took)
         self._begin_step(event.epoch, event.digest, now)
         self.samples_grew_at, self.loss = now, event.loss
-        self._forget_after(event.epoch - 1)
+        self.curve = [point for point in self.curve if point[0] < event.epoch]  # others: before it was taken back
         self._add_loss(event.epoch, event.loss)
 
     def _begin_step(self, done: int, digest: str, at: float | None) -> None:
@@ -260,13 +260,8 @@ class PeerState(BaseModel):
         for step, loss, _ in swarm.get("history", ()):
             self._add_loss(step, loss)
         if self.step is not None:
-            self._forget_after(self.step)
+            self.curve = [point for point in self.curve if point[0] <= self.step]
             self._add_loss(self.step, self.loss)
-
-    def _forget_after(self, step: int) -> None:
-        """Where the run was taken back, later steps are no part of it any more."""
-        while self.curve and self.curve[-1][0] > step:
-            self.curve.pop()
 
     def _add_loss(self, step: int, loss: float | None) -> None:
         if loss is None or not abs(loss) < LARGEST_LOSS or (self.curve and step <= self.curve[-1][0]):

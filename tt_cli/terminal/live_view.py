@@ -50,6 +50,16 @@ def standard_error_in(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
+@contextmanager
+def _lost_quietly() -> Iterator[None]:
+    """What a closed terminal or a full disk does not take ends nobody's work."""
+    try:
+        yield
+    except OSError as lost:
+        if lost.errno not in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
 def clock(at: float) -> str:
     """Unix time as local HH:MM:SS."""
     return time.strftime("%H:%M:%S", time.localtime(at))
@@ -84,20 +94,14 @@ class LiveScreen:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        try:
+        with _lost_quietly():
             if self._live is not None:
                 self._live.stop()
-        except OSError as gone:
-            if gone.errno != errno.EIO:  # what a terminal says that has been closed
-                raise
 
     def write(self, line: str) -> None:
-        """A line of plain or JSON output. What a full disk or a closed terminal does not take ends nobody's work."""
-        try:
+        """A line of plain or JSON output."""
+        with _lost_quietly():
             write_line(self.stream, line)
-        except OSError as lost:
-            if lost.errno not in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-                raise
 
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """Draw it as at most `height` lines of at most `width` cells. now: Unix seconds."""
