@@ -52,6 +52,17 @@ def test_a_seed_below_nothing(command: list[str], here: Tt, tmp_path: Path) -> N
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.parametrize("name", ["~nobody-here/run.toml", f"/{'long' * 100}"])
+def test_a_run_file_that_cannot_even_be_looked_for(name: str, here: Tt) -> None:
+    """Its home is nobody's, or its name too long; a folder that is closed to this user is asked in the same way."""
+    assert f"cannot read the run file {name}: " in one_line(here("join", name), 2)
+
+
+def test_a_name_that_is_too_long_for_a_file(here: Tt) -> None:
+    assert "no run is called 'long" in one_line(here("join", "long" * 100), 2)
+    assert here("status", "long" * 100).returncode == 3
+
+
 # ------------------------------------------------------------------------------------------------ addresses and ports
 
 

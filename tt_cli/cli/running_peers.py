@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json as codec
+import os.path
 import re
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,7 +121,7 @@ def known_peers(run: str | None) -> list[SeenSlot]:
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.slot import look_at, slots_in
 
-    names = {load_run(run).identity if run is not None and Path(run).is_file() else run}
+    names = {load_run(run).identity if run is not None and os.path.isfile(run) else run}
     peers = [seen for slot in slots_in(folders.home()) if (seen := look_at(slot)) is not None]
     if run is None:
         return peers
