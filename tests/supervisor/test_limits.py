@@ -238,3 +238,9 @@ def test_where_nothing_tells_it_is_said_why(mark: str, content: str, said: str, 
     file.write_text(content)
     with pytest.raises(NoDesktopSensor, match=said):
         desktop_sensor(tmp_path)
+
+
+def test_letters_of_another_encoding_end_no_watch() -> None:
+    """`loginctl` tells names as they are; an error here would end the thread that looks at the limits, for good."""
+    assert sensors.output_of("printf", r"Name=\377\nClass=user") == "Name=\ufffd\nClass=user"
+    assert sensors.output_of("false") is None and sensors.output_of("there-is-no-such-program") is None

@@ -135,9 +135,7 @@ def _terminal_seconds(dev: Path, own: str | None) -> float:
 def output_of(*command: str) -> str | None:
     """The output of a program; None when it fails or takes too long."""
     try:
-        answer = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout if answer.returncode == 0 else None
+    return answer.stdout.decode(errors="replace") if answer.returncode == 0 else None
