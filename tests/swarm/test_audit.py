@@ -488,6 +488,22 @@ def test_a_court_keeps_what_is_proven_and_hears_no_slanderer_again(tmp_path: Pat
         asyncio.run(court.hear(stream(packed), str(PEERS[2]), "ben", 60.0))
 
 
+def test_who_lies_under_ever_new_names_takes_no_more_memory(tmp_path: Path) -> None:
+    court = Court(RULES, EvidenceStore(tmp_path))
+
+    async def lie(number: int) -> None:
+        with pytest.raises(NotProven):
+            await court.hear(stream(b"lies"), str(PEERS[2]), f"liar {number}", 60.0)
+
+    async def lie_again_and_again() -> None:
+        for number in (*range(evidence.MOST_SLANDERERS + 1), 0):
+            await lie(number)
+        with pytest.raises(ValueError, match="no time"):
+            await court.hear(stream(b"lies"), str(PEERS[2]), f"liar {evidence.MOST_SLANDERERS}", 60.0)
+
+    asyncio.run(lie_again_and_again())
+
+
 async def silence() -> AsyncIterator[runtime_pb2.ExpertInfo]:
     yield runtime_pb2.ExpertInfo(serialized_info=b"it begins")
     await asyncio.Event().wait()

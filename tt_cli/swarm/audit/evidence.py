@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
@@ -25,6 +25,7 @@ logger = get_logger(__name__)
 
 MOST_BYTES, CHUNK = 2**25, 2**20  # of an accusation, and of a message of one
 MOST_KEPT, MOST_OF_ONE = 64, 4  # accusations; those that one accuser may bring
+MOST_SLANDERERS = 1024  # remembered: who makes a new key for each lie is not kept from lying by more
 
 
 class EvidenceStore:
@@ -82,12 +83,12 @@ async def pass_on(
 class Court:
     """Hears accusations from others, one at a time. rules: see `verify`.
 
-    Who accuses wrongly, or comes to no end, is not heard again, nor who brought `MOST_OF_ONE`.
+    Who accuses wrongly, or comes to no end, is not heard again while it is remembered, nor who brought `MOST_OF_ONE`.
     """
 
     def __init__(self, rules: RoundRules, proofs: EvidenceStore):
         self._rules, self._proofs = rules, proofs
-        self._slanderers: set[str] = set()
+        self._slanderers = deque[str](maxlen=MOST_SLANDERERS)
         self._brought: Counter[str] = Counter()
         self._busy = False
 
@@ -108,7 +109,7 @@ class Court:
             if await asyncio.to_thread(lambda: verify(Accusation.read(bytes(packed)), self._rules)) != accused:
                 raise NotProven("a proof against another one than was named")
         except (NotProven, TimeoutError):
-            self._slanderers.add(accuser)
+            self._slanderers.append(accuser)
             raise
         finally:
             self._busy = False
