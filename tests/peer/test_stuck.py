@@ -15,6 +15,7 @@ from swarm.made import SteppedClock, record
 
 from tt_cli.peer.health import watchdog as room
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.health.restart_marker import may_restart
 from tt_cli.peer.health.watchdog import LEAST_USUAL, ObservedEmit, ProgressWatchdog, usual_step
 from tt_cli.run import load_run
 from tt_cli.run.initial_peers import MET, peers_met
@@ -195,6 +196,15 @@ def test_another_cause_begins_its_own_ladder_and_one_that_comes_and_goes_is_not_
     assert treatment.next(None, 2.0) is None and treatment.cause is None
     assert treatment.next(one, 3.0) is None
     assert treatment.next(one, 14.0) == Remedy.REJOIN
+
+
+def test_restarts_lie_apart_whatever_the_clock_and_the_disk_did(tmp_path: Path) -> None:
+    marker = tmp_path / "restarted"
+    assert [may_restart(marker, 60.0, now) for now in (1000.0, 1059.0, 1060.0)] == [True, False, True]
+    assert may_restart(marker, 60.0, 900.0), "the clock was set back: the last one is not to come"
+    assert not may_restart(marker, 60.0, 959.0)
+    (tmp_path / "a file").touch()
+    assert not may_restart(tmp_path / "a file" / "restarted", 60.0, 1000.0), "it would begin anew again and again"
 
 
 def test_durations_are_said_as_a_person_would() -> None:
