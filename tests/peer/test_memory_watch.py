@@ -54,11 +54,11 @@ class Home:
             clock=lambda: self.now,
         )
 
-    def after(self, family: float, free: float = 8.0) -> None:
+    def after(self, family: float, free: float = 8.0, held: str = "") -> None:
         """Another look, with so many GiB taken and free."""
         self.family, self.free = int(family * GIB), int(free * GIB)
         self.watch.look()
-        self.watch.relieve(self.batches)
+        self.watch.relieve(self.batches, held)
 
     @property
     def logs(self) -> list[str]:
@@ -98,6 +98,14 @@ def test_near_the_limit_fewer_examples_are_computed_at_a_time(tmp_path: Path) ->
     assert home.logs[0].endswith("going on with 4 examples at a time")
     home.after(1.5)
     assert home.batches.now == 4
+
+
+def test_a_peer_that_is_held_computes_as_many_at_a_time_afterwards(tmp_path: Path) -> None:
+    """Who uses the machine meanwhile may need nearly all of its memory."""
+    home = Home(tmp_path)
+    for free in (0.3, 0.3, 0.3, 8.0):
+        home.after(1.0, free, held="somebody uses this machine")
+    assert home.batches.now == 8 and not home.events
 
 
 def test_on_a_gpu_the_micro_batch_takes_none_of_the_hosts_memory(tmp_path: Path) -> None:

@@ -334,8 +334,8 @@ def _train(
     last: int | None = None  # the step to finish with
     computed = False
     for batch in watchdog.over(each_until(lambda: computed, stream.batches(batches.together))):
-        memory_watch.relieve(batches)
         held = orders.hold or collaboration.orders.paused
+        memory_watch.relieve(batches, held)
         if computed := not held and collaboration.ready:
             batches(batch)
         else:

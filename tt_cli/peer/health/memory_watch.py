@@ -105,13 +105,13 @@ class MemoryWatch:
             look = judge(self._family, self._host(), self._memory)
         self.last = look
 
-    def relieve(self, batches: MicroBatches) -> None:
-        """Do what the last look asks for, between micro-batches.
+    def relieve(self, batches: MicroBatches, held: str = "") -> None:
+        """Do what the last look asks for, between micro-batches. held: why none is computed now: none can take less.
 
         Raises WorkerBroken where a new process would take less, TTError where --memory is too little all the same.
         """
         look = self.last
-        if not look.pressure:
+        if held or not look.pressure:
             return
         if self._lower and batches.now > 1:
             batches.halve(f"{look.words}; the data stream holds little ahead that could be lowered")
