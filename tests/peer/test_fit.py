@@ -117,6 +117,15 @@ def test_what_nothing_here_can_train_is_refused_before_it_is_loaded(free: dict[s
         check_host(EMOJI, None, None)
 
 
+@pytest.mark.parametrize("device", ["xpu", "mps", "cuda:1"])
+def test_what_a_gpu_that_is_named_would_hold_takes_no_ram(free: dict[str, float], device: str) -> None:
+    large = task_of(DALLE.run.replaced({"model.shared_layer_groups": 16}))
+    free["host"] = 8.0
+    check_host(large, device, None)
+    with pytest.raises(TTError, match="^dalle needs .* of RAM"):
+        check_host(large, "cpu", None)
+
+
 def test_a_share_of_what_is_left_is_for_activations(free: dict[str, float]) -> None:
     told: list[Event] = []
     budget = choose_activation_budget(EMOJI, CPU, check_room(EMOJI, CPU, None, 4 * GIB), told.append)

@@ -78,8 +78,8 @@ def check_host(task: Task[Any], wanted: str | None, memory: int | None) -> None:
 
     Must not touch CUDA: processes are still to be forked. Raises TTError.
     """
-    gpu_built = torch.version.cuda is not None or torch.version.hip is not None
-    kinds: list[Kind] = ["cpu", "cuda"] if gpu_built and wanted != "cpu" else ["cpu"]
+    may_be = wanted != "cpu" if wanted else bool(torch.version.cuda or torch.version.hip)  # others are taken by name
+    kinds: list[Kind] = ["cpu", "cuda"] if may_be else ["cpu"]
     room = host_room(memory)
     need = min((task.need(kind) for kind in kinds), key=lambda need: need.host)
     if need.host > room.most:
