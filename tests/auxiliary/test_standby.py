@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from swarm.made import record
 
 from tt_cli.auxiliary import standby as module
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.standby import AGAIN_SECONDS, LEADER_SECONDS, PATIENCE_SECONDS, Standby, waiting_trainers
 from tt_cli.errors import TTError
 from tt_cli.memory import DalleAccount
+from tt_cli.peer import assistant
 from tt_cli.run import folders, load_run
-from tt_cli.supervisor.events import Event, Log, Snapshot
+from tt_cli.supervisor.events import Event, Log, Round, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory
+from tt_cli.swarm.records.consensus import SwarmState
 
 RUN = load_run("emoji")
 AUX = {"role": "aux", "client_mode": False}
@@ -138,3 +143,24 @@ def test_who_waits() -> None:
     assert waiting_trainers([AUX]) == 0
     assert waiting_trainers([AUX, CLIENT, CLIENT]) == 2
     assert waiting_trainers([AUX, {"role": "assistant", "client_mode": True}, CLIENT]) == 1
+
+
+def test_an_assistant_counts_the_traffic_of_those_who_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told, mine = [0.0], list[Event](), torch.tensor([0, 0])
+    monkeypatch.setattr(assistant.time, "monotonic", lambda: now[0])
+    report, board = assistant.AssistReport(told.append), SimpleNamespace()
+    here: Any = SimpleNamespace(board=board, peer_id="me", epoch=9, averager=SimpleNamespace(traffic=mine))
+    for hour in range(4):
+        mine += 50
+        # "anna" moves 300 bytes, begins anew, and moves 100; each of the others is seen once
+        there = record("anna", bytes_sent=100, bytes_received=[100, 300, 0, 0][hour]), record(f"guest {hour}")
+        board.view = SwarmState.of([*there, record("aux", role="aux", bytes_sent=10**6)])
+        report.look(here)
+        assert report._traffic.keys() == {"me", "anna", f"guest {hour}"}, "not who has left"
+    report(Round(9, "committed", "step 9 made with anna", [], 1.0, 1, {}))
+    for _ in range(2):
+        report.look(here)
+        now[0] += assistant.FIRST_SECONDS
+    assert [event.message.rpartition(", ")[2] for event in told if isinstance(event, Log)] == [
+        "50% of the swarm's traffic"
+    ]

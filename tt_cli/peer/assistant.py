@@ -8,7 +8,6 @@ where there is nobody else. It says nothing about which state is the swarm's: th
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
@@ -81,7 +80,7 @@ class AssistReport:
         self._rounds = self._told_rounds = 0
         self._due_at = float("inf")
         self._traffic: dict[str, int] = {}  # peer id → bytes that it has sent and received, by its own count
-        self._moved = Counter[str]()  # the same since it was first seen
+        self._moved, self._moved_by_all = 0, 0  # bytes, by this peer and by all who average, while they were seen
 
     def __call__(self, event: Event, /) -> None:
         if isinstance(event, Failure):
@@ -101,28 +100,25 @@ class AssistReport:
 
     def look(self, collaboration: Collaboration) -> None:
         """Count the traffic of all who average, and tell now and then what this peer's part in it is."""
-        for record in collaboration.board.view.records:
-            if record.averages and record.peer_id != collaboration.peer_id:
-                self._count(record.peer_id, record.bytes_sent + record.bytes_received)
-        self._count(collaboration.peer_id, int(collaboration.averager.traffic.sum()))
+        records = [record for record in collaboration.board.view.records if record.averages]
+        counts = {record.peer_id: record.bytes_sent + record.bytes_received for record in records}
+        counts[collaboration.peer_id] = int(collaboration.averager.traffic.sum())
+        since = {peer: self._traffic.get(peer, count) for peer, count in counts.items()}
+        # who counts fewer than before was started anew
+        moved = {peer: count - (since[peer] if count >= since[peer] else 0) for peer, count in counts.items()}
+        self._traffic = counts
+        self._moved += moved[collaboration.peer_id]
+        self._moved_by_all += sum(moved.values())
         now = time.monotonic()
         if self._rounds and self._due_at == float("inf"):
             self._due_at = now + FIRST_SECONDS  # what the others say of their traffic comes a little late
         if self._rounds > self._told_rounds and now >= self._due_at:
             self._due_at, self._told_rounds = now + TOLD_SECONDS, self._rounds
             sent, received = (int(each) for each in collaboration.averager.traffic)
+            share = self._moved / max(1, self._moved_by_all)
             self.tell(
                 Log(
                     f"assisted {self._rounds:,} rounds, step {collaboration.epoch:,}: {sent / 1e6:,.1f} MB sent, "
-                    f"{received / 1e6:,.1f} MB received, {self.share(collaboration.peer_id):.0%} of the swarm's traffic"
+                    f"{received / 1e6:,.1f} MB received, {share:.0%} of the swarm's traffic"
                 )
             )
-
-    def _count(self, peer_id: str, traffic: int) -> None:
-        before = self._traffic.get(peer_id, traffic)
-        self._moved[peer_id] += traffic - (before if traffic >= before else 0)  # else it was started anew
-        self._traffic[peer_id] = traffic
-
-    def share(self, peer_id: str) -> float:
-        """Part of one peer in all bytes that those who average moved since they were seen: 0 to 1."""
-        return self._moved[peer_id] / max(1, self._moved.total())
