@@ -83,6 +83,14 @@ def test_the_last_word_of_who_is_silent_holds_nobody_back_unless_most_are(
     assert all(held.vote for held, _ in board._known.values())
 
 
+def test_a_peer_claims_what_the_others_had_and_believe(board: PeerDirectory) -> None:
+    assert board.told is None
+    board._sent = record("me", samples=14_400)
+    assert board.told == board._sent
+    board._claims.most = 90.5
+    assert board.told == record("me", samples=90)
+
+
 def test_who_says_goodbye_does_not_count(board: PeerDirectory) -> None:
     see(board, record("a"), record("b"))
     see(board, record("b", left=True, time=record("b").time + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from swarm.made import SteppedClock, record
 
@@ -61,6 +63,24 @@ def test_who_was_there_before_may_have_computed_for_long(accounts: ClaimLimits) 
     assert samples(accounts.bounded(honest(samples=5000), "me"))["b"] == 5000
     late = [*honest(samples=5000), record("late", samples=5000, samples_per_second=4.0)]
     assert samples(accounts.bounded(late, "me"))["late"] < 100
+
+
+def test_who_comes_back_knows_how_much_the_others_believe_of_what_piled_up(
+    accounts: ClaimLimits, clock: SteppedClock
+) -> None:
+    """They have made many steps without it, and would refuse what claims an hour's work as that of one step."""
+    own = ClaimLimits(clock)
+    back = {"samples": 14_400, "samples_per_second": 4.0, "micro_batch": 4}
+    accounts.bounded([*honest(), record("back", **back)], "me")
+    own.bounded([*honest(), record("back", **back)], "back")
+    assert own.most == math.inf, "where it was all the time nobody knows how much there was before"
+    clock.now += 3600
+    accounts.bounded(honest(60), "me")
+    for second in range(0, 30, 3):
+        there = [*honest(60, samples=4 * second), record("back", epoch=60, **back)]
+        own.bounded(there, "back")
+        assert samples(accounts.bounded(there, "me"))["back"] == int(own.most) < 400
+        clock.now += 3
 
 
 @pytest.mark.parametrize("lie", [{}, {"samples_per_second": 0.0}, {"micro_batch": 0}], ids=str)

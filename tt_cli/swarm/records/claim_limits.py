@@ -31,7 +31,10 @@ def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset
 
 
 class ClaimLimits:
-    """Remembers since when each peer is at its step, and who owes a round. For one thread."""
+    """Remembers since when each peer is at its step, and who owes a round. For one thread.
+
+    most: samples that others believe of this peer. It may have more, of steps that they made without it.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -39,6 +42,7 @@ class ClaimLimits:
         self._since: dict[str, tuple[State, float]] | None = None
         self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
         self._owing: frozenset[str] = frozenset()
+        self.most = math.inf
 
     def bounded(self, records: Iterable[PeerRecord], own: str) -> list[PeerRecord]:
         """The records, with the samples and speeds that may be believed. own: whose record is taken as it is."""
@@ -54,10 +58,11 @@ class ClaimLimits:
             # whom this peer finds there with its first look may have begun long ago
             before = (state, -math.inf) if self._since is None else self._since.get(record.peer_id, (state, now))
             since[record.peer_id] = before if before[0] == state else (state, now)
-            if record.peer_id == own:
-                continue
             seconds = now - since[record.peer_id][1] + SPARE_SECONDS
             most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
+            if record.peer_id == own:
+                self.most = most
+                continue
             samples = 0 if record.peer_id in owing else min(record.samples, most)
             believed[record.peer_id] = record.changed(samples=int(samples), samples_per_second=speed)
         self._since = since

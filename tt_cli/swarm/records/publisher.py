@@ -161,7 +161,7 @@ class PeerDirectory:
         self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
         self._published: PeerRecord | None = None
-        self.told: PeerRecord | None = None  # what the others were sent last, and had
+        self._sent: PeerRecord | None = None  # what the others were sent last, and had
         self._published_at = self._read_all_at = -float("inf")
         self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
@@ -235,6 +235,12 @@ class PeerDirectory:
         self._history = history.steps, now
         mine = {"peer_id": self._peer_id, "time": self._clock.dht_time()}
         self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
+
+    @property
+    def told(self) -> PeerRecord | None:
+        """What the others were sent last, and had; of its samples no more than they believe."""
+        sent, most = self._sent, self._claims.most
+        return sent and sent.changed(samples=int(min(sent.samples, most)))
 
     def trainers(self) -> frozenset[str]:
         """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.
@@ -436,7 +442,7 @@ class PeerDirectory:
         if self._send(record).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
-            self.told = record
+            self._sent = record
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
         return self._put(peers_key(self._run.identity), record, self._life)
