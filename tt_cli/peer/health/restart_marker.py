@@ -8,10 +8,7 @@ from pathlib import Path
 
 
 def may_restart(marker: Path, apart: float, now: float) -> bool:
-    """Mark a restart that begins at `now` (Unix time); False where the last one is less than `apart` seconds ago.
-
-    False, too, where it cannot be marked: it would be followed by another one at once.
-    """
+    """Mark a restart at `now` (Unix time); False less than `apart` seconds after the last, and where none is marked."""
     with contextlib.suppress(OSError):
         if marker.exists() and 0 <= now - marker.stat().st_mtime < apart:
             return False

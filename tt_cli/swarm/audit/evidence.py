@@ -24,8 +24,7 @@ from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, v
 logger = get_logger(__name__)
 
 MOST_BYTES, CHUNK = 2**25, 2**20  # of an accusation, and of a message of one
-MOST_KEPT, MOST_OF_ONE = 64, 4  # accusations; those that one accuser may bring
-MOST_SLANDERERS = 1024  # remembered: who makes a new key for each lie is not kept from lying by more
+MOST_KEPT, MOST_OF_ONE, MOST_SLANDERERS = 64, 4, 1024  # accusations; of one accuser; who is not heard again
 
 
 class EvidenceStore:

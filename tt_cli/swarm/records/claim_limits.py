@@ -31,10 +31,7 @@ def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset
 
 
 class ClaimLimits:
-    """Remembers since when each peer is at its step, and who owes a round. For one thread.
-
-    most: samples that others believe of this peer. It may have more, of steps that they made without it.
-    """
+    """Remembers since when each peer is at its step, and who owes a round. For one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -42,7 +39,7 @@ class ClaimLimits:
         self._since: dict[str, tuple[State, float]] | None = None
         self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
         self._owing: frozenset[str] = frozenset()
-        self.most = math.inf
+        self.most = math.inf  # that others believe of this peer, which may have more of steps made without it
 
     def bounded(self, records: Iterable[PeerRecord], own: str) -> list[PeerRecord]:
         """The records, with the samples and speeds that may be believed. own: whose record is taken as it is."""

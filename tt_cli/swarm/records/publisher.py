@@ -239,8 +239,7 @@ class PeerDirectory:
     @property
     def told(self) -> PeerRecord | None:
         """What the others were sent last, and had; of its samples no more than they believe."""
-        sent, most = self._sent, self._claims.most
-        return sent and sent.changed(samples=int(min(sent.samples, most)))
+        return self._sent and self._sent.changed(samples=int(min(self._sent.samples, self._claims.most)))
 
     def trainers(self) -> frozenset[str]:
         """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.
