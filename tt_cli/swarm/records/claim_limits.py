@@ -39,7 +39,7 @@ class ClaimLimits:
         self._since: dict[str, tuple[State, float]] | None = None
         self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
         self._owing: frozenset[str] = frozenset()
-        self.most = math.inf  # that others believe of this peer, which may have more of steps made without it
+        self.most = self.speed = math.inf  # that others believe of this peer: of steps made without it it has more
 
     def bounded(self, records: Iterable[PeerRecord], own: str) -> list[PeerRecord]:
         """The records, with the samples and speeds that may be believed. own: whose record is taken as it is."""
@@ -58,7 +58,7 @@ class ClaimLimits:
             seconds = now - since[record.peer_id][1] + SPARE_SECONDS
             most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
             if record.peer_id == own:
-                self.most = most
+                self.most, self.speed = most, speed
                 continue
             samples = 0 if record.peer_id in owing else min(record.samples, most)
             believed[record.peer_id] = record.changed(samples=int(samples), samples_per_second=speed)

@@ -238,8 +238,11 @@ class PeerDirectory:
 
     @property
     def told(self) -> PeerRecord | None:
-        """What the others were sent last, and had; of its samples no more than they believe."""
-        return self._sent and self._sent.changed(samples=int(min(self._sent.samples, self._claims.most)))
+        """What the others were sent last, and had; of its samples and speed no more than they believe."""
+        if (sent := self._sent) is None:
+            return None
+        samples, speed = min(sent.samples, self._claims.most), min(sent.samples_per_second, self._claims.speed)
+        return sent.changed(samples=int(samples), samples_per_second=speed)
 
     def trainers(self) -> frozenset[str]:
         """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.

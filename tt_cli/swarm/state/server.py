@@ -84,7 +84,7 @@ class StateServer(ServicerBase):
     def end_lending(self, complete: bool) -> None:
         """The state was taken, or given up. While a complete one is read it takes the place of this peer's copy."""
         copy, self._lent = self._lent, None
-        if copy is not None and complete and copy.read_now():
+        if copy is not None and complete and copy.under_way():
             self._keep(copy)
         elif copy is not None:
             copy.close()
@@ -222,10 +222,14 @@ class StateCopy:
             self._takers.pop(taker, None)
             self.release(owed)
 
+    def under_way(self) -> bool:
+        """True while somebody takes it."""
+        return self._readers > 0 and loop_time() < self._read_at + STALL_SECONDS
+
     def read_now(self) -> bool:
-        """True while a taker is under way, and has not had the time for all of it."""
+        """True while somebody takes it, and has not had the time for all of it."""
         turn = max(TURN_SECONDS, self.tree.nbytes / TURN_BYTES)
-        return self._readers > 0 and loop_time() < min(self._read_at + STALL_SECONDS, self._made_at + turn)
+        return self.under_way() and loop_time() < self._made_at + turn
 
     def new(self) -> bool:
         """True while those who ask for a later state may have seen this one signed."""
