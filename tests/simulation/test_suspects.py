@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import in_virtual_time
 
 from tt_cli.identity.rate_limit import RateLimit
-from tt_cli.supervisor.events import Step
+from tt_cli.supervisor.events import Progress, Step
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.commit import LastVote
@@ -379,6 +380,25 @@ def test_what_breaks_the_thread_of_rounds_ends_training(
         machine.start()
         await asyncio.sleep(30)
         assert type(machine.error) is raised and str(machine.error).startswith(words)
+        machine.kill()
+
+    in_virtual_time(run())
+
+
+def test_while_nobody_computes_no_time_to_the_next_step_is_told() -> None:
+    async def run() -> None:
+        network, told = Network(random.Random(0), Line(), (), {}), list[Any]()
+        machine = Machine(network, 0, run_of(1, "mean"), lambda *_: None, idle=True)
+        machine.start()
+        await asyncio.sleep(30)
+        machine.collaboration.emit = told.append
+        machine.collaboration.report()
+        machine.idle = False
+        await asyncio.sleep(30)
+        machine.collaboration.report()
+        first, *_, last = [event for event in told if isinstance(event, Progress)]
+        assert (first.swarm_samples_per_second, first.eta) == (0.0, None)
+        assert last.swarm_samples_per_second and last.eta is not None
         machine.kill()
 
     in_virtual_time(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from monitor.made import snapshot, trainer
@@ -74,7 +73,7 @@ TRAINING: list[e.Event] = [
     e.Trouble("matchmaking", "round repeated: no group formed in time", "it is sought again", at=26.0),
     made(30.0, 13, rejected={"QmWjTgY4Hjbz8pQ4kYNbadbad": "not finite"}),
     stepped(30.0, 13, None),
-    progress(37.0, epoch=13, samples=90, eta=math.inf),
+    progress(37.0, epoch=13, samples=90, eta=None),
     made(38.0, 14, "alone", members=["a"]),
     stepped(38.0, 14, 3.0),
     e.Saved(14, "/home/anna/step-00000014.safetensors", at=39.0),

@@ -88,11 +88,11 @@ class Progress(Event):
     """The way to the next global step, sent about once a second.
 
     epoch: global steps done. samples/target_samples: of the whole swarm towards the next one.
-    my_share: this peer's part of the swarm's samples per second, 0 to 1. eta: seconds to the next step.
-    bytes_sent/bytes_received: gradients and state since the start. loss: mean of the last micro-batches. figures: what
-    else the task measures, such as the loss of text, means by name. inner_steps: with local steps, those of this peer
-    since the last global one. inner_steps_due: those that it will have made for the next one, as far as is known.
-    sent_per_hour/received_per_hour: bytes, over the last global steps.
+    my_share: this peer's part of the swarm's samples per second, 0 to 1. eta: seconds to the next step, None while
+    nobody computes. bytes_sent/bytes_received: gradients and state since the start. loss: mean of the last
+    micro-batches. figures: what else the task measures, such as the loss of text, means by name. inner_steps: with
+    local steps, those of this peer since the last global one. inner_steps_due: those that it will have made for the
+    next one, as far as is known. sent_per_hour/received_per_hour: bytes, over the last global steps.
     """
 
     epoch: int
@@ -103,7 +103,7 @@ class Progress(Event):
     my_samples_per_second: float
     swarm_samples_per_second: float
     my_share: float
-    eta: float
+    eta: float | None
     loss: float | None
     bytes_sent: int
     bytes_received: int

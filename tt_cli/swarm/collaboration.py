@@ -235,7 +235,7 @@ class Collaboration:
                 my_samples_per_second=mine,
                 swarm_samples_per_second=swarm,
                 my_share=mine / swarm if swarm else 0.0,
-                eta=max(0, self._target - samples) / swarm if swarm else 0.0,
+                eta=max(0, self._target - samples) / swarm if swarm else None,
                 loss=recent.mean_loss(),
                 figures=recent.mean_figures(),
                 bytes_sent=int(self.averager.traffic[0]),

@@ -6,7 +6,6 @@ Pure: no terminal and no clock in here, so the same events give the same lines.
 from __future__ import annotations
 
 import ipaddress
-import math
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +119,7 @@ class LogLines:
 
 
 def _progress_words(event: events.Progress) -> str:
-    soon = f", in {duration(event.eta)}" if math.isfinite(event.eta) else ""
+    soon = "" if event.eta is None else f", in {duration(event.eta)}"
     inner = "" if event.inner_steps is None else f"; {inner_steps(event.inner_steps, event.inner_steps_due)} here"
     return (
         f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}{inner}; "
