@@ -6,10 +6,14 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Tt
 from supervisor.acting import WAIT, start_boss, until
+
+from tt_cli.supervisor.control_socket import answering
+from tt_cli.supervisor.peer_state import PeerState
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -70,6 +74,20 @@ def test_one_of_several_must_be_named(here: Tt, start: Start) -> None:
     assert said(here("finish", "emoji-5e6f7a8b"))[0] == 0
     assert other.wait(WAIT) == 0
     assert boss.poll() is None
+
+
+def test_one_that_hangs_keeps_no_other_from_being_told(here: Tt, start: Start, tt_home: Path) -> None:
+    def hang_up(request: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError
+
+    boss, folder = start("emoji-5e6f7a8b"), tt_home / "runs" / "emoji-1a2b3c4d"
+    folder.mkdir()
+    PeerState(run="emoji", identity=folder.name).write(folder / "peer.json")
+    with answering(folder / "peer.sock", hang_up):
+        code, output, errors = said(here("pause", "emoji"))
+    assert (code, output.count("\n"), output.startswith("emoji: writes a backup")) == (1, 1, True)
+    assert errors == f"tt: the supervisor at {folder / 'peer.sock'} does not answer: it hung up\n"
+    until(boss, '"paused"')
 
 
 def test_an_auxiliary_peer_is_meant_only_where_no_trainer_runs(here: Tt, start: Start) -> None:

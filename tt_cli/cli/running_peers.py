@@ -99,8 +99,8 @@ def finish(run: RunHere = None) -> None:
 def tell(run: str | None, request: dict[str, Any]) -> None:
     """Send `request` to the peers of a run, or to the only one, and print what each answers.
 
-    An aux peer of the run is meant only where no trainer of it runs. Raises NotRunning, UsageError; TTError when a peer
-    refuses.
+    An aux peer of the run is meant only where no trainer of it runs. Raises NotRunning, UsageError; TTError when
+    peers refuse or do not answer, after all have been told.
     """
     running = [seen for seen in known_peers(run) if seen.running]
     running = [seen for seen in running if seen.status.role == "trainer"] or running
@@ -109,11 +109,17 @@ def tell(run: str | None, request: dict[str, Any]) -> None:
     if run is None and len(running) > 1:
         names = ", ".join(sorted({seen.status.run for seen in running}))
         raise UsageError(f"{len(running)} peers run on this machine: name the run of one ({names})")
-    for seen in running:
-        answer = ask(seen.slot.socket, request)
-        if answer.get("ok") is not True:
-            raise TTError(f"{seen.status.run}: {answer.get('words')}")
-        print(f"{seen.status.run}: {answer.get('words')}", flush=True)
+    failures = list[TTError]()
+    for seen in running:  # one that hangs keeps no other from hearing it
+        try:
+            answer = ask(seen.slot.socket, request)
+            if answer.get("ok") is not True:
+                raise TTError(f"{seen.status.run}: {answer.get('words')}")
+            print(f"{seen.status.run}: {answer.get('words')}", flush=True)
+        except TTError as error:
+            failures.append(error)
+    if failures:
+        raise type(failures[0])("; ".join(map(str, failures)))
 
 
 def known_peers(run: str | None) -> list[SeenSlot]:
