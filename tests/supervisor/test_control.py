@@ -298,6 +298,18 @@ def test_an_auxiliary_peer_ends_but_does_not_pause(folder: Path) -> None:
     assert peer.error is None
 
 
+def test_one_that_hangs_is_ended_a_while_after_it_was_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "PAUSE_SECONDS", 0.05)
+    with Peer(folder, "stubborn", kind=AUX) as peer:
+        peer.wait_for_phase("training")
+        peer.ask("finish")
+        peer.join()
+        assert not peer.status.finish
+    assert peer.phases("leaving")[-1].reason == "as asked with `tt finish`"
+    assert isinstance(peer.events[-1], Finished) and peer.workers[0].wait(WAIT) == -signal.SIGKILL
+    assert peer.error is None
+
+
 def test_a_wrong_request_is_answered_in_words(folder: Path) -> None:
     with Peer(folder, "obey") as peer:
         peer.wait_for_phase("training")

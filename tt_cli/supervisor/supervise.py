@@ -21,6 +21,7 @@ from tt_cli.supervisor.worker_process import NotStarted, Worker
 LEAVE_SECONDS = 25.0  # a state of gigabytes on a slow disk; who is in a hurry asks once more
 PAUSE_SECONDS = 60.0  # to leave for a pause: nobody waits, and a large backup on a slow disk takes its time
 LOOK_SECONDS = 0.5
+ASKED = "as asked with `tt finish`"
 MAX_FAILURES = 3
 RETRY_SECONDS = (900.0, 3600.0, 14400.0)  # pauses after a peer that had worked has failed for good
 RESTARTED = (BUG_EXIT_CODE, WorkerBroken.exit_code)
@@ -83,7 +84,7 @@ class _Supervision:
                 self._show(Phase("paused", verdict.reason, verdict.until))
             control.news.wait(LOOK_SECONDS)
             control.news.clear()
-        self._end("finished, as asked with `tt finish`", done=True)
+        self._end(f"finished, {ASKED}", done=True)
         return False
 
     def _verdict(self) -> Verdict:
@@ -117,7 +118,8 @@ class _Supervision:
         try:
             if self._follow(worker):
                 self._pausing = True
-                if not self._left(worker, f"to pause {self._verdict().reason}".strip(), PAUSE_SECONDS):
+                why = ASKED if self._control.status.finish else f"to pause {self._verdict().reason}".strip()
+                if not self._left(worker, why, PAUSE_SECONDS):
                     self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
         except KeyboardInterrupt as signalled:
             self._leave(worker, str(signalled) or "Ctrl-C")
@@ -133,7 +135,7 @@ class _Supervision:
         return self._after_failure(worker, code)
 
     def _follow(self, worker: Worker, seconds: float = math.inf) -> bool:
-        """Pass on what it tells, and to it what is asked, for so long. True when a pause is due before its end."""
+        """Pass on what it tells, and to it what is asked, for so long. True when `_steer` says so."""
         deadline = time.monotonic() + seconds
         while not worker.ended and time.monotonic() < deadline:
             if (event := next(worker.events(timeout=LOOK_SECONDS), None)) is not None:
@@ -143,18 +145,15 @@ class _Supervision:
         return False
 
     def _steer(self, worker: Worker) -> bool:
-        """Tell the worker what has changed. True when a pause is due."""
+        """Tell the worker what has changed. True when a pause is due, or an aux peer shall end."""
         verdict, status = self._verdict(), self._control.status
-        if verdict.action == "pause":
+        if verdict.action == "pause" or (status.finish and status.role == "aux"):
             return True
         if status.finish != self._asked_to_finish:
             self._asked_to_finish = status.finish
-            asked = "finish" if status.finish else "resume"
-            if status.finish and status.role == "aux":
-                worker.leave()
-            else:
-                worker.finish(status.finish)
-                self._show(Log(f"{'ends' if status.finish else 'goes on'} after this step: `tt {asked}`"))
+            worker.finish(status.finish)
+            words = "ends after this step: `tt finish`" if status.finish else "goes on after this step: `tt resume`"
+            self._show(Log(words))
         hold = verdict.reason if verdict.action == "hold" else ""
         if bool(hold) != bool(self._held):
             self._held = hold
