@@ -195,5 +195,20 @@ def test_a_member_of_a_local_swarm_that_is_killed_is_shown_as_ended(
     assert not [event for _, event in drained(shown) if isinstance(event, Failure)], "cleo was ended by the swarm"
 
 
+def test_a_local_swarm_that_nobody_watches_any_more_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tt demo | head`."""
+
+    def show(name: str, event: Event) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    with LocalSwarm("", tmp_path, show) as swarm:
+        swarm.start("ann", "workers.actor", {"act": "wait"})
+        with pytest.raises(BrokenPipeError):
+            swarm.wait(lambda: False, WAIT)
+
+
 def drained(shown: queue.SimpleQueue[tuple[str, Event]]) -> list[tuple[str, Event]]:
     return [shown.get() for _ in range(shown.qsize())]

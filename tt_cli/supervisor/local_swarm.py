@@ -61,6 +61,7 @@ class LocalSwarm:
         self.members: dict[str, LocalPeer] = {}
         self.addresses: list[str] = []
         self._news, self._over = threading.Condition(), False
+        self._unread: OSError | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> LocalSwarm:
@@ -108,10 +109,15 @@ class LocalSwarm:
         return member
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` is true; it is looked at after every event. False after `timeout` seconds."""
+        """Wait until `condition` is true; it is looked at after every event. False after `timeout` seconds.
+
+        Raises the OSError of `show`, where nobody reads any more.
+        """
         deadline = time.monotonic() + timeout
         with self._news:
             while not condition():
+                if self._unread is not None:
+                    raise self._unread
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -129,12 +135,17 @@ class LocalSwarm:
                 member.worker.wait(LEAVE_SECONDS)
 
     def _follow(self, member: LocalPeer) -> None:
-        for event in member.worker.events():
+        try:
+            for event in member.worker.events():
+                with self._news:
+                    member.events.append(event)
+                    self._news.notify_all()
+                self._show(member.name, event)
             with self._news:
-                member.events.append(event)
                 self._news.notify_all()
-            self._show(member.name, event)
-        with self._news:
-            self._news.notify_all()
-        if (code := member.worker.exit_code or 0) < 0 and not self._over:
-            self._show(member.name, Failure(f"ended by {signal.Signals(-code).name}"))
+            if (code := member.worker.exit_code or 0) < 0 and not self._over:
+                self._show(member.name, Failure(f"ended by {signal.Signals(-code).name}"))
+        except OSError as error:
+            with self._news:
+                self._unread = error
+                self._news.notify_all()
