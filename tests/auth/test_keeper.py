@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from auth.peers import Clock, closed_run, pointed
@@ -28,6 +31,7 @@ from tt_cli.identity.passes import read_notice, read_pass
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import folders
 from tt_cli.run.initial_peers import peers_met
+from tt_cli.supervisor.peer_state import read_status
 from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
@@ -170,6 +174,21 @@ def test_without_a_pass_and_without_an_authority_it_is_one_line(running: Running
         asking(running, told).__enter__()
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
     assert told.levels == ["warning", "warning"]
+
+
+def test_a_signal_before_there_is_a_worker_ends_it_as_ctrl_c_does(running: Running, tmp_path: Path) -> None:
+    running.end()
+    run, file = running.run.replaced({"membership.oauth_client_id": "app"}), tmp_path / "run.toml"
+    file.write_text(run.to_toml())
+    command = [sys.executable, "-m", "tt_cli.cli.main", "join", str(file), "--new-swarm", "--plain"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        while "trying again in" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
+        process.terminate()
+        assert process.wait(MOST) == 130
+    status = read_status(folders.run_folder(run) / "peer.json")
+    assert status is not None and (status.state, status.reason) == ("ended", "left: SIGTERM")
 
 
 def test_who_is_one_too_many_at_an_address_waits_for_its_turn(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

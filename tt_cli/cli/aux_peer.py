@@ -131,7 +131,7 @@ def aux_peer(
     from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import AUX, claim_slot, identity_name
-    from tt_cli.supervisor.supervise import supervise
+    from tt_cli.supervisor.supervise import signals_raised, supervise
     from tt_cli.supervisor.worker_process import Worker
     from tt_cli.terminal.worker_screen import Screen
 
@@ -180,6 +180,7 @@ def aux_peer(
         return _assistant(config, options, assist_port, slot.folder / "assistant.log", screen)
 
     with (
+        signals_raised(),
         Control(slot, status, HouseholdLimits(), by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt aux-peer {run}", status, join_run=name, plain=plain, json=json, draw_swarm=swarm_view) as screen,
         beside(WEB_PAGE, "web.log", None if no_web else page),

@@ -51,6 +51,7 @@ def demo(
     from tt_cli.run import load_run
     from tt_cli.run.run_source import builtin_runs
     from tt_cli.supervisor.demo_swarm import run_demo
+    from tt_cli.supervisor.supervise import signals_raised
     from tt_cli.terminal.demo_screen import DemoScreen
 
     exclusive(json=json, plain=plain)
@@ -67,7 +68,8 @@ def demo(
     if json:
         result = run_demo(config, folder, lambda name, event: None, say)
     else:
-        with DemoScreen(f"tt demo {run}", config.identity, config.schedule.total_steps, plain=plain) as screen:
+        drawn = DemoScreen(f"tt demo {run}", config.identity, config.schedule.total_steps, plain=plain)
+        with signals_raised(), drawn as screen:
             result = run_demo(config, folder, screen.show, screen.say)
     _tell_training(result, say)
 

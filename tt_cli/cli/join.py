@@ -126,7 +126,7 @@ def join(
     from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
-    from tt_cli.supervisor.supervise import supervise
+    from tt_cli.supervisor.supervise import signals_raised, supervise
     from tt_cli.supervisor.worker_process import Worker
     from tt_cli.terminal.worker_screen import Screen
 
@@ -173,6 +173,7 @@ def join(
         return worker
 
     with (
+        signals_raised(),
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt join {run}", status, plain=plain, json=json) as screen,
         admission(config, identity_name(slot), screen.tell, send_token=send_token, addresses=reached) as admitted,

@@ -49,7 +49,9 @@ class Control:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._lock:
             if self.status.state != "ended":
-                self.status.enter("ended", f"failed: {error}" if error is not None else "", time.time())
+                left = "left" if isinstance(error, KeyboardInterrupt) else "failed"
+                why = "" if error is None else f"{left}: {str(error) or 'Ctrl-C'}"
+                self.status.enter("ended", why, time.time())
             self._write()
         self._socket.__exit__(None, None, None)
 

@@ -43,8 +43,7 @@ def supervise(start: Callable[[], Worker], show: Emit, control: Control) -> None
     again later: nobody may be there to see. Raises Failed with one line where another has failed.
     show: gets all its events, on a screen or anywhere else.
     """
-    with _signals_raised():
-        _Supervision(start, show, control).run()
+    _Supervision(start, show, control).run()
 
 
 class _Supervision:
@@ -247,7 +246,7 @@ class _Supervision:
 
 
 @contextlib.contextmanager
-def _signals_raised() -> Iterator[None]:
+def signals_raised() -> Iterator[None]:
     """Have signals that mean "leave" raise like Ctrl-C, where they are not ignored (nohup).
 
     SIGTERM comes when the machine shuts down, SIGHUP when a terminal closes.

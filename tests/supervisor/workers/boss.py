@@ -13,7 +13,7 @@ from tt_cli.supervisor.events import Event, Log
 from tt_cli.supervisor.household.limits import HouseholdLimits
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import TRAINER, claim_slot
-from tt_cli.supervisor.supervise import supervise
+from tt_cli.supervisor.supervise import signals_raised, supervise
 from tt_cli.supervisor.worker_process import Worker
 
 
@@ -31,5 +31,5 @@ if __name__ == "__main__":
     folder, kind = Path(sys.argv[2]), sys.argv[3]
     role = "trainer" if kind == TRAINER else "aux"
     status = PeerState(run="emoji", identity=folder.name, role=role, total_steps=600)
-    with Control(claim_slot(folder, kind), status, HouseholdLimits(), by_hand=True) as control:
+    with signals_raised(), Control(claim_slot(folder, kind), status, HouseholdLimits(), by_hand=True) as control:
         supervise(start, show, control)
