@@ -154,7 +154,9 @@ def test_who_is_proven_guilty_is_banned(running: Running) -> None:
     assert kept.read_bytes() == proof_of(folder, 1) and kept.stat().st_mode & 0o777 == 0o600
     with Organiser.at_work(running.run) as organiser:
         proved = [entry["peer_id"] for entry in organiser.store.trail(10) if entry["what"] == "proved"]
-    assert proved == [signer(1).peer_id, signer(2).peer_id, signer(2).peer_id]  # the last is for the user
+        assert proved == [signer(1).peer_id, signer(2).peer_id, signer(2).peer_id]  # the last is for the user
+        assert organiser.unban("user", "mallory"), "with another key"
+        assert not organiser.unban("peer", signer(1).peer_id), "whoever has the proof keeps it out, and hands it in"
 
 
 def proof_of(folder: Path, number: int) -> bytes:

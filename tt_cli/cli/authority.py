@@ -110,8 +110,9 @@ def unban(run: Run, user: User = None, peer: Peer = None) -> None:
     """Take it back, and say whose."""
     kind, name = _subject(user, peer)
     with _organiser(run) as organiser:
-        organiser.unban(kind, name)
-    print(f"{kind.capitalize()} {name} may join again.")
+        welcome = organiser.unban(kind, name)
+    needs = "" if welcome else " with a new key alone: members have proof that this one signed a wrong average"
+    print(f"{kind.capitalize()} {name} may join again{needs}.")
 
 
 @authority.command(help="List who is banned.")

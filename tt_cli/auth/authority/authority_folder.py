@@ -118,9 +118,13 @@ class AuthorityFolder:
         """Replace the file. Raises TTError."""
         self._write(self.file, settings.model_dump_json())
 
+    def proof_against(self, guilty: str) -> Path:
+        """The file of what a peer was convicted by."""
+        return self.path / "proofs" / f"{guilty}.accusation"
+
     def keep_proof(self, guilty: str, proof: bytes) -> None:
-        """Write down what a peer was convicted by, for whoever asks. Raises TTError."""
-        self._write(self.path / "proofs" / f"{guilty}.accusation", proof)
+        """Write it down, for whoever asks. Raises TTError."""
+        self._write(self.proof_against(guilty), proof)
 
     @staticmethod
     def _write(file: Path, content: bytes | str) -> None:

@@ -44,11 +44,12 @@ class Organiser:
         self.store.ban(kind, _name(kind, name), reason[:500], time.time())
         self._note("ban", f"{kind} {name} {reason}".strip(), name if kind == "peer" else "")
 
-    def unban(self, kind: str, name: str) -> None:
-        """Take it back. Raises UsageError where there was no such ban."""
+    def unban(self, kind: str, name: str) -> bool:
+        """Take it back; False for a peer that members have a proof against. Raises UsageError for no such ban."""
         if not self.store.unban(kind, _name(kind, name), time.time()):
             raise UsageError(f"{kind} {name} is not banned; `tt authority bans` lists those who are")
         self._note("unban", f"{kind} {name}", name if kind == "peer" else "")
+        return kind == "user" or not self._folder.proof_against(name).exists()
 
     def pause(self, reason: str) -> None:
         """Have the swarm wait. Raises UsageError without a reason."""
