@@ -15,7 +15,7 @@ from auth.peers import START, Clock, Peer, closed_run, made_authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tt_cli.auth.authority import authority_folder, authority_server, issuer
+from tt_cli.auth.authority import authority_folder, authority_server, issuer, member_store
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import Authority, RequestRefused
@@ -182,6 +182,24 @@ def test_orders_are_numbered_and_read_by_peers(authority: Authority) -> None:
         assert [entry["what"] for entry in organiser.store.trail(10)] == ["pause", "rollback", "rollback", "resume"]
     later = read_notice(authority.notice()[1], authority.folder.settings().line(), authority.run.identity, 4e9)
     assert later.paused == "" and later.number > notice.number and later.rollback == notice.rollback
+
+
+def test_no_stranger_pushes_out_of_the_audit_what_the_organiser_did(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_store, "MOST_AUDITED", 3)
+    monkeypatch.setattr(member_store, "_PRUNE_EVERY", 1)
+    with Organiser.at_work(authority.run) as organiser:
+        organiser.ban("user", "mallory", "poison")
+        organiser.unban("user", "mallory")
+    for number in range(5):
+        authority.store.write_down(START + number, "organiser", "not proven", "", str(number))
+    kept = [(entry["what"], entry["detail"]) for entry in authority.store.trail(10)]
+    assert kept == [
+        ("ban", "user mallory poison"),
+        ("unban", "user mallory"),
+        *(("not proven", each) for each in "234"),
+    ]
 
 
 def test_one_user_has_so_many_peers(authority: Authority, clock: Clock) -> None:

@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from tt_cli.database import Database, make_table
 from tt_cli.identity.passes import Notice, RollBack
 
-MOST_AUDITED = 100_000  # entries; the oldest go first
+MOST_AUDITED = 100_000  # entries; the oldest go first, but for these, which no stranger can have written
+SPARED = ("ban", "unban", "pause", "resume", "rollback", "rotate", "proved")
 _PRUNE_EVERY = 500  # entries
 
 metadata = sa.MetaData()
@@ -183,7 +184,8 @@ class MemberStore:
         with self._transaction() as connection:
             number = int(connection.execute(sa.insert(audit).values(**entry).returning(audit.c.id)).scalar_one())
             if number % _PRUNE_EVERY == 0:
-                connection.execute(sa.delete(audit).where(audit.c.id <= number - MOST_AUDITED))
+                old = audit.c.id <= number - MOST_AUDITED
+                connection.execute(sa.delete(audit).where(old, audit.c.what.not_in(SPARED)))
 
     def trail(self, last: int) -> list[dict[str, Any]]:
         """The last so many entries, oldest first."""
