@@ -38,7 +38,7 @@ def judged(run: RunConfig, proof: bytes) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NoProof(f"it took more than {JUDGE_SECONDS:.0f} s") from None
+        raise TTError(f"no proof can be judged here within {JUDGE_SECONDS:.0f} s") from None
     except OSError as error:
         raise TTError(f"no proof can be judged here: {error.strerror or error}") from error
     try:
