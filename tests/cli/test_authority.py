@@ -90,6 +90,8 @@ def test_from_the_first_key_to_a_change_of_keys(
         (["ban", "FILE"], "who? Give a USER, or one peer with --peer"),
         (["serve", "FILE", "--pass-minutes", "0"], "--pass-minutes: 0: should be greater than or equal to 1"),
         (["serve", "FILE", "--most-peers", "0"], "--most-peers: 0: should be greater than or equal to 1"),
+        (["serve", "FILE", "--trusted-proxy", "localhost"], "--trusted-proxy: must be an IP address, such as"),
+        (["serve", "FILE", "--trusted-proxy", "*"], "--trusted-proxy: must be an IP address"),
         (["audit", "FILE", "--last", "-1"], "--last: -1: should be greater than or equal to 1"),
         (["rotate", "FILE"], "which way? Give --until DAY, or --now"),
         (["init", "FILE", "--database", "mysql://x"], "--database:"),

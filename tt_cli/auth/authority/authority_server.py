@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings, SigningKey
@@ -35,6 +36,13 @@ class ServeOptions:
     trusted_proxy: str = ""
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
+
+    def __post_init__(self) -> None:
+        """Raises UsageError: by "*", a network or a name, everybody would be believed, or nobody."""
+        try:
+            ip_address(self.trusted_proxy or "0.0.0.0")
+        except ValueError:
+            raise UsageError("--trusted-proxy: must be an IP address, such as 127.0.0.1") from None
 
 
 def open_store(folder: AuthorityFolder) -> MemberStore:
