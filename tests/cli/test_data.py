@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
@@ -15,6 +16,8 @@ from data.rows import rows_in
 from PIL import Image, ImageDraw
 from testbed.process_watch import ProcessWatch
 
+from tt_cli.cli.data import _teller
+from tt_cli.data.build.encoder import EncodingProgress
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan
@@ -35,6 +38,23 @@ def draw_pictures(folder: Path, count: int) -> None:
             pen.ellipse((x, y, x + size, y + size), fill=tuple(rng.randrange(256) for _ in range(3)))
         picture.save(folder / f"{number:04d}.png")
         (folder / f"{number:04d}.txt").write_text(f"discs number {number}")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "line"), [("xterm", "\r\x1b[K2 seen, 1 kept, 3.0/s"), ("dumb", "2 seen, 1 kept, 3.0/s\n")]
+)
+def test_a_line_is_renewed_where_the_terminal_can(terminal: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    progress = EncodingProgress({"seen": 2, "kept": 1}, 0, 0, 1, 3, None)
+    _teller(False, "how", "pictures are encoded")("progress", progress)
+    assert stderr.getvalue() == f"how\n{line}"
 
 
 def test_encode_a_folder(tmp_path: Path, here: Tt) -> None:

@@ -17,6 +17,7 @@ from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option, switch
 from tt_cli.errors import UsageError
 from tt_cli.terminal.format import duration, plural
+from tt_cli.terminal.live_view import output_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,7 +214,7 @@ def _teller(as_json: bool, how: str, what: str) -> Callable[[str, EncodingProgre
 
     how: a line before it. what: is done at the end, such as "pictures are encoded".
     """
-    begin, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
+    begin, end = ("\r\x1b[K", "") if output_mode(sys.stderr) == "live" else ("", "\n")
     if not as_json:
         print(how, file=sys.stderr)
 
