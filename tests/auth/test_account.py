@@ -54,7 +54,9 @@ def test_login_with_a_token_whoami_and_logout(tt: Tt, environment: dict[str, str
 
 
 def test_a_token_is_taken_from_standard_input(tt: Tt, environment: dict[str, str]) -> None:
-    assert tt("login", "--token", env=environment, stdin="  hf_bob\n").stdout.startswith("Logged in as bob.\nNo organ")
+    for token in (["--token"], ["--token", "-"]):
+        login = tt("login", *token, env=environment, stdin="  hf_bob\n")
+        assert login.stdout.startswith("Logged in as bob.\nNo organ")
     empty = tt("login", "--token", env=environment, stdin="\n")
     assert empty.returncode == 2 and empty.stderr.startswith("tt: no token was given")
 

@@ -58,9 +58,9 @@ class OptionalValues(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give such flags an empty value where no value follows."""
         flags = {name for each in self.params for name in each.opts if (each.metavar or "").startswith("[")}
-        for place, word in enumerate(args):
-            if word in flags and (place + 1 == len(args) or args[place + 1].startswith("-")):
-                args[place] = f"{word}="
+        for place, word in enumerate(args, 1):
+            if word in flags and (place == len(args) or (args[place] != "-" and args[place].startswith("-"))):
+                args[place - 1] = f"{word}="
         return super().parse_args(ctx, args)
 
 
