@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tt_cli.auth.authority import http_api, issuer
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.http_api import Limits
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority_client import AuthorityClient
+from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable
 from tt_cli.auth.authority_requests import PassRefused
 from tt_cli.auth.identities import free_identity
 from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
@@ -230,6 +232,29 @@ def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: 
         with Organiser.at_work(running.run) as organiser:
             organiser.ban("user", "eve", "")
         wait_for(lambda: notice_number(running) > newest)
+
+
+def test_what_answers_in_another_form_is_asked_again(running: Running, told: Told) -> None:
+    """As a proxy does that leads elsewhere for a while."""
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "ok"}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever).start()
+        run = pointed(running.run, f"http://127.0.0.1:{elsewhere.server_port}", running.key)
+        with closing(AuthorityClient(run, key_file(running.run), told)) as client:
+            for ask in (lambda: client.admission("held"), lambda: client.accuse(b"proof", "held")):
+                with pytest.raises(AuthorityUnreachable, match="does not answer as an authority does"):
+                    ask()
+        elsewhere.shutdown()
 
 
 def test_a_notice_that_is_not_signed_is_said(running: Running, told: Told) -> None:

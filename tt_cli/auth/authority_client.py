@@ -64,11 +64,12 @@ class AuthorityConnection:
         text = self._send("GET", "/v1/notice", headers={"If-None-Match": f'"{known}"'}, timeout=seconds)
         return text.decode(errors="replace") or None
 
-    def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
+    def _post(self, path: str, *names: str, **arguments: Any) -> dict[str, Any]:
+        """The answer, an object with at least these names."""
         try:
             content = json.loads(self._send("POST", path, **arguments))
-            if not isinstance(content, dict):
-                raise ValueError("no object")
+            if not isinstance(content, dict) or not content.keys() >= set(names):
+                raise ValueError("another answer")
         except ValueError as error:
             reason = f"{self._where} does not answer as an authority does: is it the right address?"
             raise AuthorityUnreachable(reason) from error
@@ -146,7 +147,7 @@ class AuthorityClient(AuthorityConnection):
         digest = hashlib.sha256(proof).hexdigest()
         ticket = self._signed("accuse", {"pass": held, "proof": digest})["ticket"]
         headers = {"TT-Ticket": str(ticket), "Content-Type": "application/octet-stream"}
-        return str(self._post("/v1/proofs", content=proof, headers=headers, timeout=JUDGED_SECONDS)["guilty"])
+        return str(self._post("/v1/proofs", "guilty", content=proof, headers=headers, timeout=JUDGED_SECONDS)["guilty"])
 
     def _join(self) -> dict[str, Any]:
         challenge = self._challenge("join")
@@ -161,7 +162,8 @@ class AuthorityClient(AuthorityConnection):
 
     def _challenge(self, purpose: requests.Purpose) -> dict[str, Any]:
         before = time.time()
-        challenge = self._post("/v1/challenge", json={"peer_id": self.peer_id, "purpose": purpose})
+        sent = {"peer_id": self.peer_id, "purpose": purpose}
+        challenge = self._post("/v1/challenge", "key", "nonce", "time", json=sent)
         after = time.time()
         if challenge["key"] not in self._known:
             raise PassRefused(
@@ -185,7 +187,7 @@ class AuthorityClient(AuthorityConnection):
         message = requests.signed_message(purpose, challenge["key"], self._run.identity, nonce, self.peer_id, said)
         signature = encode(peer_key.sign(self._key, message))
         body = {"key": encode(self._public), "nonce": nonce, "signature": signature, **said}
-        return self._post(f"/v1/{purpose}", json=body)
+        return self._post(f"/v1/{purpose}", "ticket" if purpose == "accuse" else "pass", json=body)
 
     def _commit_proof(self, challenge: dict[str, Any]) -> str:
         """Put the proof into the user's own repository. Returns their name."""
@@ -217,14 +219,15 @@ class AuthorityClient(AuthorityConnection):
 
     def _login(self) -> str:
         """Have the user log in on the Hub's page. Returns the authority's ticket for it."""
-        login = self._post("/v1/login", json={"key": encode(self._public)})
+        needed = "handle", "user_code", "page", "interval", "expires_in"
+        login = self._post("/v1/login", *needed, json={"key": encode(self._public)})
         line = f"To take part, open {login['page']} in any browser and enter the code: {login['user_code']}"
         self._tell(line, "warning")
         deadline = time.monotonic() + float(login["expires_in"])
         while time.monotonic() < deadline:
             time.sleep(min(float(login["interval"]), MOST_POLL_SECONDS))
             try:
-                ticket = self._post("/v1/login/poll", json={"handle": login["handle"]})["ticket"]
+                ticket = self._post("/v1/login/poll", "ticket", json={"handle": login["handle"]})["ticket"]
             except AuthorityUnreachable:  # the code still counts
                 continue
             if ticket is not None:
