@@ -17,7 +17,9 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from tt_cli.errors import TTError, UsageError
 
-CONNECT_SECONDS = 10
+# A server that is gone without a word is noticed within half a minute, also amid a query.
+CONNECTION = {"connect_timeout": 10, "tcp_user_timeout": 30_000}  # milliseconds, of what is not acknowledged
+CONNECTION |= {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
 _FORM = "--database: must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/NAME"
 _DAMAGED = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
 
@@ -53,7 +55,7 @@ class Database:
             scheme, separator, rest = url.partition("://")
             if scheme in ("postgres", "postgresql"):
                 url = f"postgresql+psycopg{separator}{rest}"
-                options["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
+                options["connect_args"] = CONNECTION
             self.engine: Engine = create_engine(url, pool_pre_ping=pooled, **options)
         except (ArgumentError, NoSuchModuleError, ValueError):  # ValueError: a port that is none
             raise UsageError(_FORM) from None

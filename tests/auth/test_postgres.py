@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.issuer import RequestRefused
 from tt_cli.auth.authority.member_store import MemberStore, metadata
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.database import DatabaseDown
+from tt_cli.database import CONNECTION, DatabaseDown
 
 pytestmark = pytest.mark.debian
 
@@ -54,6 +55,12 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
         authority.issue_here(Peer(1).peer_id, "Mallory")
     authority.store.close()
     assert not list(authority.folder.path.glob("*.db"))
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed(postgres: str) -> None:
+    with closing(MemberStore(postgres)) as store, store._database.engine.connect() as connection:
+        set_for_it = connection.connection.driver_connection.info.get_parameters()
+    assert set_for_it.items() >= {name: str(value) for name, value in CONNECTION.items()}.items()
 
 
 def test_of_many_at_the_same_time_one_gets_the_nonce(postgres: str) -> None:
