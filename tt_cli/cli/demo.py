@@ -65,12 +65,9 @@ def demo(
             print(line, flush=True)
 
     say(f"A swarm of real peers on this machine learns run {config.identity}; everything goes to {folder}")
-    if json:
-        result = run_demo(config, folder, lambda name, event: None, say)
-    else:
-        drawn = DemoScreen(f"tt demo {run}", config.identity, config.schedule.total_steps, plain=plain)
-        with signals_raised(), drawn as screen:
-            result = run_demo(config, folder, screen.show, screen.say)
+    screen = DemoScreen(f"tt demo {run}", config.identity, config.schedule.total_steps, plain=plain, json=json)
+    with signals_raised(), screen:
+        result = run_demo(config, folder, screen.show, screen.say)
     _tell_training(result, say)
 
     started = time.monotonic()

@@ -109,10 +109,7 @@ class LocalSwarm:
         return member
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` is true; it is looked at after every event. False after `timeout` seconds.
-
-        Raises the OSError of `show`, where nobody reads any more.
-        """
+        """Wait until `condition`, seen after every event, is true; False after `timeout` s. Raises what `show` does."""
         deadline = time.monotonic() + timeout
         with self._news:
             while not condition():
@@ -146,6 +143,4 @@ class LocalSwarm:
             if (code := member.worker.exit_code or 0) < 0 and not self._over:
                 self._show(member.name, Failure(f"ended by {signal.Signals(-code).name}"))
         except OSError as error:
-            with self._news:
-                self._unread = error
-                self._news.notify_all()
+            self._unread = error

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -26,14 +26,13 @@ TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", 
 class DemoScreen(LiveScreen):
     """Shows the events of several workers. `show` and `say` may be called from any thread.
 
-    On a terminal a live view, elsewhere plain lines that begin with the worker's name. The loss, the steps and the bars
-    are those of the leader: the first worker that makes a step, and after it has ended the next one that does.
+    On a terminal a live view, elsewhere plain lines that begin with the worker's name; with `json` nothing. The loss,
+    the steps and the bars are those of the leader: the first worker that makes a step, and after it has ended the next
+    one that does. form: as LiveScreen's.
     """
 
-    def __init__(
-        self, title: str, identity: str, total_steps: int, *, plain: bool = False, stream: TextIO | None = None
-    ) -> None:
-        super().__init__(title, identity, plain=plain, stream=stream)
+    def __init__(self, title: str, identity: str, total_steps: int, **form: Any) -> None:
+        super().__init__(title, identity, **form)
         self.states: dict[str, PeerState] = {}
         self._total_steps = total_steps
         self._leader: str | None = None

@@ -11,13 +11,13 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings, SigningKey
 from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError, UsageError
+from tt_cli.identity.rate_limit import address_key
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
@@ -39,10 +39,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         """Raises UsageError: by "*", a network or a name, everybody would be believed, or nobody."""
-        try:
-            ip_address(self.trusted_proxy or "0.0.0.0")
-        except ValueError:
-            raise UsageError("--trusted-proxy: must be an IP address, such as 127.0.0.1") from None
+        if self.trusted_proxy and address_key(self.trusted_proxy) == address_key(None):
+            raise UsageError("--trusted-proxy: must be an IP address, such as 127.0.0.1")
 
 
 def open_store(folder: AuthorityFolder) -> MemberStore:
