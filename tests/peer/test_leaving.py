@@ -36,3 +36,12 @@ def test_who_is_asked_to_leave_before_it_trains_leaves_whatever_it_does(where: s
         assert left == ([True] if where == "syncing" else [])
     finally:
         stop_dht(node)
+
+
+def test_so_does_an_assistant(tmp_path: Path) -> None:
+    with LocalSwarm(tiny_run().to_toml(), tmp_path, launch=fork_server().launch) as swarm:
+        assistant = swarm.start("assistant", "testbed.starting", {"where": "assisting"})
+        hangs = swarm.wait(lambda: any(event.phase == "waiting" for event in assistant.of(Phase)), WAIT)
+        assert hangs, assistant.worker.log.read_text()
+        assistant.worker.leave()
+        assert assistant.worker.wait(WAIT) == 0, "nothing had to end it"

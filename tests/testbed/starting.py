@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from testbed.peer import RandomTask
-from tt_cli.peer import trainer
+from tt_cli.peer import assistant, trainer
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Phase
 from tt_cli.supervisor.reporter import Orders
@@ -24,7 +24,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     class Task(RandomTask):
         def __init__(self, run: RunConfig):
             super().__init__(run)
-            if where == "loading":
+            if where != "syncing":
                 hang()
 
     class Syncing(Collaboration):
@@ -35,4 +35,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
                 self.board.fresh_view()
             hang()
 
+    if where == "assisting":
+        assistant.task_of = Task  # type: ignore[assignment]
+        assistant.main(options, emit, orders)
     trainer.main(options, emit, orders, trainer.Parts(collaboration=Syncing, task=Task))

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.parts import Heartbeat, leave_at_once, run_of
+from tt_cli.auxiliary.parts import Heartbeat, run_of
 from tt_cli.database import Database
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
@@ -73,7 +73,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     heartbeat = Heartbeat(partial(store.tell_part, "evaluator"))
     tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
-    leave_at_once(orders)
+    orders.leave_at_once()
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
     draws = f", and makes samples for: {', '.join(opts.prompts)}" if opts.prompts else ""
     emit(Log(f"measures checkpoints every {opts.every} steps{draws}"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +20,6 @@ from tt_cli.errors import TTError
 from tt_cli.history.writer import DATABASE, database_url
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event
-from tt_cli.supervisor.reporter import Orders
 from tt_cli.supervisor.side_process import SideProcess
 from tt_cli.supervisor.worker_process import Worker
 
@@ -77,11 +75,6 @@ class Heartbeat:
             self._last, self._last_at = activity, now
             with suppress(TTError):
                 self._write(activity)
-
-
-def leave_at_once(orders: Orders) -> None:
-    """End the process when it is asked to leave, whatever it does then: for what may take minutes and can be redone."""
-    threading.Thread(target=lambda: orders.leave.wait() and os._exit(0), daemon=True).start()
 
 
 def remove_quietly(file: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tt_cli.auth.account import token as token_in_use
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.parts import Heartbeat, leave_at_once, run_of
+from tt_cli.auxiliary.parts import Heartbeat, run_of
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
@@ -66,7 +66,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: look until it is asked to leave, also while it sends: a commit is whole or not there."""
     opts, (run, database) = PublisherOptions(**options), run_of(options)
     os.nice(10)  # hashing and sending wait for the rest
-    leave_at_once(orders)
+    orders.leave_at_once()
     publisher = Publisher(run, database, opts, emit)
     emit(Log(f"checkpoints go to {run.checkpoints.repository} on the Hub"))
     while not orders.leave.is_set():

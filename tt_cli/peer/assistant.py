@@ -8,6 +8,7 @@ where there is nobody else. It says nothing about which state is the swarm's: th
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,19 +38,20 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     run = RunConfig.from_toml(opts.run, "the run file")
     emit = observed = ObservedEmit(report := AssistReport(emit))
     orders.hold = "it assists"  # the watch expects no micro-batches
+    begin = orders.leave_at_once(before := list[Callable[[], object]]())
     prepare_arithmetic(run, emit)
     peer = SwarmPeer(run, opts, ROLE, task_of(run).new_model(), emit)  # its backups are written by the coordinator
     release_freed_memory()
-    beside = _coordinator(run, orders)
-    if not beside:
-        return
+    beside = _coordinator(run)
     dht = start_dht(run, peer.identity, initial_peers=beside, host=opts.host, port=opts.port, announce=opts.announce)
     with ExitStack() as closing:
         collaboration = closing.enter_context(peer.taking_part(dht, beside))
+        before.append(collaboration.board.stop)
         keep_freed_memory()
         marker = peer.folder / "assistant-restarted-when-stuck"
         watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, lambda: None))
         collaboration.synchronise()
+        begin()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
         lifelines = Lifelines(collaboration.averager)
         while not orders.leave.wait(LOOK_SECONDS):
@@ -60,14 +62,13 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             report.look(collaboration)
 
 
-def _coordinator(run: RunConfig, orders: Orders) -> list[str]:
-    """The addresses that the coordinator on this machine has written; none when it is asked to leave meanwhile."""
+def _coordinator(run: RunConfig) -> list[str]:
+    """The addresses that the coordinator on this machine has written."""
     deadline = time.monotonic() + ADDRESS_SECONDS
     while time.monotonic() < deadline:
         if addresses := peers_here(run):
             return addresses
-        if orders.leave.wait(LOOK_SECONDS):
-            return []
+        time.sleep(LOOK_SECONDS)
     file = folders.run_folder(run) / "address"
     raise TTError(f"the coordinator on this machine has not written its addresses to {file}")
 

@@ -73,7 +73,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     opts = TrainerOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     emit = observed = ObservedEmit(emit)
-    begin, withdraw = _leave_at_once(orders, emit)
+    before: list[Callable[[], object]] = [lambda: emit(Finished("left"))]
+    begin = orders.leave_at_once(before)
     task = parts.task(run)
     emit(Phase("starting", "loading the model and the data"))
     on_bytes.set(lambda received, total, left: emit(Download(received, total, eta=left)))
@@ -103,7 +104,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         part = partial(parts.collaboration, accumulator=local)
         taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, part)
         collaboration = closing.enter_context(taking_part)
-        withdraw.append(collaboration.board.stop)
+        before.insert(0, collaboration.board.stop)
         collaboration.round_log.slow_line(collaboration.averager.slow_line())
         stream = task.examples(
             backups.choose_seed(opts.seed),
@@ -163,27 +164,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         emit(Phase("leaving", "writing a backup"))
         save()
         emit(Finished("the run is done" if collaboration.finished else "left"))
-
-
-def _leave_at_once(orders: Orders, emit: Emit) -> tuple[Callable[[], object], list[Callable[[], None]]]:
-    """Have the process end when it is asked to leave, whatever it does, until it begins to train: nothing is lost.
-
-    Returns what to call then, after which it has to leave by itself, and a list of what is called before such an end.
-    """
-    begun, withdraw = threading.Lock(), list[Callable[[], None]]()
-
-    def leave() -> None:
-        orders.leave.wait()
-        if begun.acquire(blocking=False):
-            try:
-                for each in withdraw:
-                    each()
-                emit(Finished("left"))
-            finally:
-                os._exit(0)
-
-    threading.Thread(target=leave, daemon=True).start()
-    return begun.acquire, withdraw
 
 
 def _choose_size(

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tt_cli.errors import TTError
@@ -49,6 +49,25 @@ class Orders:
             self.hold = rest or "on request"
         elif (word, rest) == ("go", "on"):
             self.hold = ""
+
+    def leave_at_once(self, before: Sequence[Callable[[], object]] = ()) -> Callable[[], object]:
+        """End the process when it is asked to leave, whatever it does: for what may take minutes and can be redone.
+
+        before: called then. Returns what to call when there is something to lose: it has to leave by itself from then.
+        """
+        begun = threading.Lock()
+
+        def leave() -> None:
+            self.leave.wait()
+            if begun.acquire(blocking=False):
+                try:
+                    for each in before:
+                        each()
+                finally:
+                    os._exit(0)
+
+        threading.Thread(target=leave, daemon=True).start()
+        return begun.acquire
 
 
 class WorkerBroken(TTError):
