@@ -36,6 +36,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             hang()
 
     if where == "assisting":
-        assistant.task_of = Task  # type: ignore[assignment]
+        vars(assistant)["task_of"] = Task
         assistant.main(options, emit, orders)
     trainer.main(options, emit, orders, trainer.Parts(collaboration=Syncing, task=Task))
