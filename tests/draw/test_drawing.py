@@ -15,7 +15,7 @@ from draw.tiny import Tiny, tiny_run
 from testbed.spawned import spawned
 
 from tt_cli.draw.draw_batches import PromptSlice, free_memory, memory_limit, next_batch
-from tt_cli.draw.drawing import Drawing, DrawingSettings, candidate_noise, cut_prompts, draw
+from tt_cli.draw.drawing import Drawing, DrawingSettings, candidate_noise, cut_prompts, draw, draw_in_turn
 from tt_cli.draw.recall import recall
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.sampling.code_choice import Sampling
@@ -198,6 +198,22 @@ def test_progress_goes_from_the_first_code_to_the_last(tiny: Tiny, batch: int | 
     assert {of for _, of in seen} == {total}
     assert done == sorted(set(done)) and done[-1] == total
     assert len(done) == {1: 3, 2: 2, None: 1}[batch] * tiny.run.vqgan.grid**2
+
+
+def test_what_is_done_comes_at_once(tiny: Tiny) -> None:
+    """Not after the last: whoever saves it has it whatever happens then. One line says how large the batches are."""
+    said: list[str] = []
+    settings, seen = DrawingSettings(samples=3, batch=2), list[int]()
+    prompts = ["red apple", "sailboat", "owl"]
+    blocks = draw_in_turn(
+        tiny, prompts, settings, on_progress=lambda done, total: seen.append(done), on_message=said.append
+    )
+    for number, block in enumerate(blocks, start=1):
+        assert [(one.prompt, one.index) for one in block] == [(prompts[number - 1], index) for index in range(3)]
+        assert seen[-1] == number * 3 * tiny.run.vqgan.grid**2
+    assert codes(draw(tiny, prompts[2:], settings)) == codes(block)
+    together = list(draw_in_turn(tiny, prompts, DrawingSettings(samples=3, batch=6), on_message=said.append))
+    assert [len(block) for block in together] == [6, 3]
 
 
 def test_refuses_an_empty_prompt_and_no_samples(tiny: Tiny) -> None:

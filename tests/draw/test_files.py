@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tt_cli.draw.drawing import Drawing
-from tt_cli.draw.picture_files import output_folder, save_drawings, slug
+from tt_cli.draw.picture_files import output_folder, save_drawings, save_sheet, slug
 from tt_cli.errors import TTError
 
 
@@ -36,9 +36,9 @@ def test_slugs_are_safe_names(text: str, expected: str) -> None:
 
 def test_files_carry_the_picture_and_what_made_it(tmp_path: Path) -> None:
     facts = {"run": "emoji-12345678", "step": "120", "seed": "7"}
-    paths, sheet = save_drawings(
-        [drawing("日本 apple", 0, 3), drawing("日本 apple", 1, 4)], tmp_path / "a" / "b", facts
-    )
+    drawings = [drawing("日本 apple", 0, 3), drawing("日本 apple", 1, 4)]
+    paths = save_drawings(drawings, tmp_path / "a" / "b", facts)
+    sheet = save_sheet(drawings, tmp_path / "a" / "b", facts)
     assert [path.name for path in paths] == ["apple-1.png", "apple-2.png"]
     with Image.open(paths[1]) as picture:
         assert np.asarray(picture).tolist() == np.full((16, 16, 3), 4).tolist()
@@ -48,9 +48,9 @@ def test_files_carry_the_picture_and_what_made_it(tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    first, first_sheet = save_drawings([drawing("a b", level=1)], tmp_path, {})
-    # another prompt with the same slug, twice
-    second, second_sheet = save_drawings([drawing("A, b", level=2), drawing("a-b", level=3)], tmp_path, {})
+    alike = [drawing("a b", level=1)], [drawing("A, b", level=2), drawing("a-b", level=3)]  # of one slug
+    first, second = (save_drawings(some, tmp_path, {}) for some in alike)
+    first_sheet, second_sheet = (save_sheet(some, tmp_path, {}) for some in alike)
     assert len({*first, *second, first_sheet, second_sheet}) == 5 == len(list(tmp_path.iterdir()))
     levels = [int(np.asarray(Image.open(path))[0, 0, 0]) for path in [*first, *second]]
     assert levels == [1, 2, 3]
@@ -70,6 +70,9 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
         assert folder.is_dir()
         raise KeyboardInterrupt
     assert not folder.exists()
+    with pytest.raises(KeyboardInterrupt), output_folder(tmp_path, "emoji") as folder:
+        raise KeyboardInterrupt
+    assert folder.is_dir(), "it was there before"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -86,6 +89,7 @@ def test_a_full_disk_leaves_no_half_picture(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fill_up)
-    with pytest.raises(TTError, match="No space left on device"):
-        save_drawings([drawing("a")], tmp_path, {})
+    for write in (save_drawings, save_sheet):
+        with pytest.raises(TTError, match="No space left on device"):
+            write([drawing("a")], tmp_path, {})
     assert list(tmp_path.iterdir()) == []

@@ -158,6 +158,38 @@ def test_a_checkpoint_by_file_or_folder(run_file: str, tiny: Tiny, capsys: pytes
         assert f"step {step} of run {tiny.run.identity} {why}" in line
 
 
+class PressedAt(io.StringIO):
+    """A standard error that hears Ctrl-C when it is told certain words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self._words = words
+
+    def write(self, text: str) -> int:
+        if self._words in text:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_ctrl_c_keeps_what_was_drawn(
+    run_file: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After two prompts, side by side; the third has a batch of its own."""
+    arguments = ["infer", "owl", "sailboat", "red apple", "--run", run_file, "--samples", "2", "--batch", "4"]
+    monkeypatch.setattr("sys.stderr", errors := PressedAt("batch 2: "))
+    assert main([*arguments, "--out", "one", "--json"]) == 130
+    told = json.loads(capsys.readouterr().out)
+    names = ("owl-1", "owl-2", "sailboat-1", "sailboat-2")
+    assert [one["path"] for one in told["drawings"]] == [f"one/{name}.png" for name in names]
+    assert errors.getvalue().splitlines()[-1] == "tt: stopped after 2 of 3 prompts; their pictures are in one"
+    with Image.open(told["contact_sheet"]) as sheet:
+        assert sheet.text["prompts"] == "owl\nsailboat"
+    (home / "two").mkdir()
+    monkeypatch.setattr("sys.stderr", PressedAt("batch 4: "))
+    assert main([*arguments, "--out", "two"]) == 130
+    assert list((home / "two").iterdir()) == []
+
+
 def test_a_long_prompt_says_what_the_model_reads(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "one two three four five " * 8, "--run", run_file, "--samples", "1"]) == 0
     assert 'the model reads only the first 16 tokens: "one two' in capsys.readouterr().err

@@ -96,7 +96,7 @@ def _show_pictures(
 ) -> dict[str, Any]:
     """Score and draw. Returns facts about both."""
     from tt_cli.draw.drawing import DrawingSettings, draw
-    from tt_cli.draw.picture_files import save_drawings
+    from tt_cli.draw.picture_files import save_drawings, save_sheet
     from tt_cli.draw.recall import recall
     from tt_cli.draw.weights_source import load_models
     from tt_cli.model.sampling.code_choice import Sampling
@@ -110,7 +110,8 @@ def _show_pictures(
         settings = DrawingSettings(1, Sampling(top_p=0.9), seed)
         drawings = draw(models, prompts, settings, on_progress=on_progress)
     about = {"run": source.run.identity, "step": str(source.step), "seed": str(seed)}
-    paths, sheet = save_drawings(drawings, folder / "pictures", about)
+    paths = save_drawings(drawings, folder / "pictures", about)
+    sheet = save_sheet(drawings, folder / "pictures", about)
     subset = DalleRun.of(source.run).data.subset
     say(
         f"Recognised: {score.right} of {score.total} drawings have their own emoji as nearest neighbour among "

@@ -8,13 +8,14 @@ import secrets
 import shutil
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import TEXT_TEMPERATURE, TEXT_TOP_P, Json, argument, option, setting, switch
-from tt_cli.errors import UsageError
+from tt_cli.errors import TTError, UsageError
 from tt_cli.terminal.format import printable
 from tt_cli.terminal.live_view import output_mode, write_line
 from tt_cli.terminal.progress import progress
@@ -134,8 +135,9 @@ def infer(
         raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
     seed = secrets.randbelow(2**31) if seed is None else seed
     from tt_cli import __version__
-    from tt_cli.draw.drawing import DrawingSettings, cut_prompts, draw
-    from tt_cli.draw.picture_files import output_folder, save_drawings
+    from tt_cli.draw.contact_sheet import MOST_PICTURES
+    from tt_cli.draw.drawing import Drawing, DrawingSettings, cut_prompts, draw_in_turn
+    from tt_cli.draw.picture_files import output_folder, save_drawings, save_sheet
     from tt_cli.draw.preview import shown_in_terminal, way_to_show
     from tt_cli.draw.weights_source import load_models
     from tt_cli.memory import parse_size
@@ -182,39 +184,52 @@ def infer(
     facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": pictures, **vars(sampling)}
     if ranker is not None:
         facts |= {"keep": keep or pictures, "clip": ranker.name}
+    about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
+    chunks = {name: str(value) for name, value in about.items() if value is not None}
+    saved, drawn, tokens, seconds = list[tuple[Drawing, Path]](), 0, 0, 0.0
+    stopped: BaseException | None = None
     with output_folder(out, source.run.run.name) as folder:
-        started = time.monotonic()
-        with progress("Drawing", "tokens") as on_progress:
-            drawings = draw(
-                models,
-                prompts,
-                DrawingSettings(pictures, sampling, seed, batch, parse_size(memory) if memory else None),
-                on_progress=on_progress,
-                on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
-            )
-        seconds = time.monotonic() - started
-        drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
-        if ranker is not None:
-            with progress("Ranking", "pictures") as on_progress:
-                drawings = clip_ranking.keep_best(ranker, drawings, keep, on_progress=on_progress)
-        about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
-        chunks = {name: str(value) for name, value in about.items() if value is not None}
-        paths, sheet = save_drawings(drawings, folder, chunks)
+        try:
+            with progress("Drawing", "tokens") as on_progress:
+                started = time.monotonic()
+                for block in draw_in_turn(
+                    models,
+                    prompts,
+                    DrawingSettings(pictures, sampling, seed, batch, parse_size(memory) if memory else None),
+                    on_progress=on_progress,
+                    on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
+                ):
+                    seconds += time.monotonic() - started
+                    drawn, tokens = drawn + len(block), tokens + sum(len(drawing.codes) for drawing in block)
+                    best = block if ranker is None else clip_ranking.keep_best(ranker, block, keep)
+                    paths = save_drawings(best, folder, chunks)
+                    if len(saved) >= MOST_PICTURES:  # no other is shown again
+                        best = [replace(drawing, picture=drawing.picture[:0].copy()) for drawing in best]
+                    saved += zip(best, paths, strict=True)
+                    started = time.monotonic()
+        except (KeyboardInterrupt, TTError) as error:
+            if not saved:
+                raise
+            stopped, ready = error, len({drawing.prompt for drawing, _ in saved})
+            warn(f"stopped after {ready} of {len(prompts)} prompts; their pictures are in {folder}")
+        drawings = [drawing for drawing, _ in saved]
+        sheet = save_sheet(drawings, folder, chunks)
     rate = tokens / max(seconds, 1e-3)
     if json:
         listed: list[dict[str, Any]] = []
-        for drawing, path in zip(drawings, paths, strict=True):
+        for drawing, path in saved:
             ranked = {} if drawing.similarity is None else {"clip_similarity": round(drawing.similarity, 4)}
             listed.append({"prompt": drawing.prompt, "index": drawing.index, "path": str(path), **ranked})
         where = {"checkpoint": source.origin, "contact_sheet": str(sheet)}
         cost = {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_s": round(rate, 1)}
         print(codec.dumps({**facts, **where, **cost, "drawings": listed}))
-        return
     kept = f", kept the best {len(drawings)}" if len(drawings) < drawn else ""
     say(f"Drew {drawn} pictures in {seconds:.1f} s ({rate:.0f} tokens/s){kept}. Again: --seed {seed}")
-    for path in [*paths, sheet]:
+    for path in [*(path for _, path in saved), sheet]:
         say(str(path))
-    if (way := way_to_show(sys.stdout, os.environ, preview)) is not None:
+    if stopped is not None:
+        raise stopped
+    if not json and (way := way_to_show(sys.stdout, os.environ, preview)) is not None:
         print(shown_in_terminal(drawings, way, *shutil.get_terminal_size()), end="", flush=True)
 
 

@@ -9,7 +9,7 @@ Notable:
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -62,21 +62,12 @@ def prepare(pictures: np.ndarray, side: int) -> torch.Tensor:
     return ((pixels - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2).contiguous()
 
 
-def keep_best(
-    clip: Clip,
-    drawings: Sequence[Drawing],
-    keep: int | None = None,
-    *,
-    batch: int = BATCH,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Drawing]:
+def keep_best(clip: Clip, drawings: Sequence[Drawing], keep: int | None = None, *, batch: int = BATCH) -> list[Drawing]:
     """Select of each prompt the `keep` drawings (None: all) that CLIP finds most like it, best first.
 
-    Prompts keep their order; drawings of one follow one another, as `draw` returns them. on_progress gets the
-    numbers of pictures looked at and to look at.
+    Prompts keep their order; drawings of one follow one another, as `draw` returns them.
     """
     kept: list[Drawing] = []
-    done = 0
     for prompt, group in groupby(drawings, key=lambda drawing: drawing.prompt):
         ranked: list[tuple[float, Drawing]] = []
         together = list(group)
@@ -84,8 +75,6 @@ def keep_best(
             chunk = together[start : start + batch]
             cosines = clip.similarity(prompt, np.stack([drawing.picture for drawing in chunk]))
             ranked += zip(cosines.tolist(), chunk, strict=True)
-            done += len(chunk)
-            on_progress(done, len(drawings))
         best = sorted(ranked, key=lambda candidate: (-candidate[0], candidate[1].index))[:keep]
         kept += [replace(drawing, similarity=cosine) for cosine, drawing in best]
     return kept

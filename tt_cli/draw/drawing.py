@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -67,14 +67,21 @@ class DrawingSettings:
 
 
 def draw(
+    models: DrawingModels, prompts: Sequence[str], settings: DrawingSettings, **hears: Callable[..., None]
+) -> list[Drawing]:
+    """All that `draw_in_turn` yields. hears: its on_progress and on_message."""
+    return [drawing for block in draw_in_turn(models, prompts, settings, **hears) for drawing in block]
+
+
+def draw_in_turn(
     models: DrawingModels,
     prompts: Sequence[str],
     settings: DrawingSettings,
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_message: Callable[[str], None] = lambda line: None,
-) -> list[Drawing]:
-    """Draw the candidates for each prompt, in the order of the prompts.
+) -> Iterator[list[Drawing]]:
+    """Draw the candidates for each prompt, in the order of the prompts: yield all of some prompts when they are done.
 
     As many are drawn side by side as fit into the memory. Where it runs out all the same, the batch is halved and what
     was drawn is kept. On GPUs that can, matrix products run in bfloat16. `on_message` is told what was chosen and why,
@@ -87,17 +94,17 @@ def draw(
     if any(not prompt.strip() for prompt in prompts):
         raise UsageError("a prompt is empty; say what to draw")
     if not prompts:
-        return []
-    model, samples = models.decoder.eval(), settings.samples
+        return
+    model = models.decoder.eval()
     device = next(model.parameters()).device
     limit = memory_limit(device, settings.memory)
     text = models.tokenizer.encode(prompts).to(device)
     drawer = _Drawer(model, text, limit, on_progress, on_message)
-    codes = drawer.draw(prompts, settings).reshape(len(prompts) * samples, -1)
-    del drawer  # its caches' memory is free for decoding
-    candidates = [(prompt, index) for prompt in prompts for index in range(samples)]
-    pictures = _decode(models.vqgan, codes, limit)
-    return [Drawing(*which, row, picture) for which, row, picture in zip(candidates, codes, pictures, strict=True)]
+    for first, codes in drawer.draw(prompts, settings):
+        candidates = [(prompt, i) for prompt in prompts[first : first + len(codes)] for i in range(settings.samples)]
+        rows = codes.reshape(len(candidates), -1)
+        pictures = _decode(models.vqgan, rows, limit)
+        yield [Drawing(*which, row, picture) for which, row, picture in zip(candidates, rows, pictures, strict=True)]
 
 
 def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
@@ -130,9 +137,13 @@ class _Drawer:
         self.dtype, self.dtype_reason = drawing_dtype(text.device)
         self.needed = cache(lambda prompts, samples: drawing_bytes(model, prompts, samples, self.dtype))
         self.decoder: StepDecoder | None = None
+        self.told = ""
 
-    def draw(self, prompts: Sequence[str], settings: DrawingSettings) -> np.ndarray:
-        """Codes (prompts, samples, n) int64."""
+    def draw(self, prompts: Sequence[str], settings: DrawingSettings) -> Iterator[tuple[int, np.ndarray]]:
+        """Of some prompts after the others, as they are done: the place of the first, and codes (k, samples, n) int64.
+
+        What a batch takes is free meanwhile.
+        """
         if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
             raise UsageError(
                 f"drawing one picture takes {shown(self.needed(1, 1))}, more than the "
@@ -140,7 +151,7 @@ class _Drawer:
             )
         codes = np.empty((len(prompts), settings.samples, self.model.config.image_positions), dtype=np.int64)
         waiting = deque(PromptSlice(place, 0, settings.samples) for place in range(len(prompts)))
-        most, done = min(settings.batch or MOST_ROWS, MOST_ROWS), 0
+        most, done, given = min(settings.batch or MOST_ROWS, MOST_ROWS), 0, 0
         while waiting:
             parts = next_batch(waiting, partial(self._fits, most))
             rows = len(parts) * parts[0].count
@@ -168,7 +179,10 @@ class _Drawer:
             for part, its in zip(parts, drawn.reshape(len(parts), -1, codes.shape[2]), strict=True):
                 codes[part.place, part.first : part.first + part.count] = its
             done += drawn.size
-        return codes
+            if (ready := waiting[0].place if waiting else len(prompts)) > given:
+                self.decoder = None
+                yield given, codes[given:ready]
+                given = ready
 
     def _fits(self, most: int, prompts: int, samples: int) -> bool:
         return prompts * samples <= most and self.needed(prompts, samples) <= self.limit.nbytes
@@ -188,15 +202,18 @@ class _Drawer:
             self.decoder = None
             self.decoder = StepDecoder(self.model, prompts, samples, self.dtype)
             rows, needed = prompts * samples, self.needed(prompts, samples)
-            self.on_message(
+            line = (
                 f"batch {rows}: {shown(needed)} of {shown(self.limit.nbytes)} ({self.limit.reason}); "
                 f"{str(self.dtype).removeprefix('torch.')}: {self.dtype_reason}; {self.decoder.mode}"
             )
+            if line != self.told:
+                self.on_message(line)
+            self.told = line
         return self.decoder
 
 
-def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
-    """Pictures (b, H, W, 3) uint8 of codes (b, n), as many at a time as fit."""
+def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> list[np.ndarray]:
+    """Pictures (H, W, 3) uint8, each in memory of its own, of codes (b, n); as many at a time as fit."""
     config = vqgan.config
     picture_bytes = 4 * _DECODING_VALUES * config.channels * config.resolution**2
     size = max(1, min(_DECODED_AT_ONCE, limit.nbytes // picture_bytes))
@@ -205,11 +222,11 @@ def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
     while start < len(codes):
         decoded, refusal = attempt(partial(decode_pictures, vqgan, codes[start : start + size], batch=size))
         if decoded is not None:
-            pictures.append(decoded)
+            pictures += map(np.copy, decoded)
             start += size
             continue
         torch.cuda.empty_cache()
         if size == 1:
             raise TTError(f"there is not enough memory to decode even one picture at a time: {refusal}")
         size //= 2
-    return np.concatenate(pictures)
+    return pictures

@@ -36,10 +36,11 @@ def slug(text: str) -> str:
 def output_folder(named: Path | None, stem: str) -> Iterator[Path]:
     """The folder `named`, else a new one: drawings/stem-001, drawings/stem-002, …
 
-    It is made at once, so that a place that cannot be written is found before the work, and removed again if
-    nothing came into it. Raises TTError.
+    It is made at once, so that a place that cannot be written is found before the work, and what was made is removed
+    again if nothing came into it. Raises TTError.
     """
     parent = named or Path("drawings")
+    there = named is not None and named.exists()
     with _writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -50,11 +51,12 @@ def output_folder(named: Path | None, stem: str) -> Iterator[Path]:
         yield folder
     finally:
         with suppress(OSError):  # it holds pictures
-            folder.rmdir()
+            if not there:
+                folder.rmdir()
 
 
-def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> tuple[list[Path], Path]:
-    """Write each drawing, and their contact sheet, into `folder`; returns their paths.
+def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> list[Path]:
+    """Write each drawing into `folder`; returns their paths.
 
     `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt, the drawing's index
     among its candidates and, where it was ranked, its similarity. Files of one prompt are numbered in the order
@@ -71,9 +73,14 @@ def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str,
             numbers[drawing.prompt] += 1
             stem = f"{slug(drawing.prompt)}-{numbers[drawing.prompt]}"
             paths.append(_write(Image.fromarray(drawing.picture), folder, stem, chunks))
-        prompts = "\n".join(dict.fromkeys(drawing.prompt for drawing in drawings))
-        sheet = _write(contact_sheet(drawings), folder, "contact-sheet", {"prompts": prompts, **facts})
-    return paths, sheet
+    return paths
+
+
+def save_sheet(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> Path:
+    """Write the contact sheet of drawings, as `save_drawings` writes them."""
+    prompts = "\n".join(dict.fromkeys(drawing.prompt for drawing in drawings))
+    with _writing(folder):
+        return _write(contact_sheet(drawings), folder, "contact-sheet", {"prompts": prompts, **facts})
 
 
 def text_chunks(facts: Mapping[str, str]) -> PngInfo:
@@ -90,7 +97,7 @@ def _write(picture: Image.Image, folder: Path, stem: str, chunks: Mapping[str, s
     try:
         with file:
             picture.save(file, format="PNG", pnginfo=text_chunks(chunks))
-    except OSError:
+    except BaseException:
         path.unlink(missing_ok=True)  # half a picture is of no use
         raise
     return path
