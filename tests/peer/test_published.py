@@ -14,9 +14,11 @@ from testbed.spawned import Call, spawned
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import received_state, serialised
 from tt_cli.errors import TTError
+from tt_cli.hub.hub_files import download
 from tt_cli.identity.passes import RollBack
 from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
+from tt_cli.run import folders
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +40,14 @@ def take(repository: str) -> Found:
     except TTError as error:
         return str(error)
     return [found.step, found.digest(), place]
+
+
+def kept(repository: str, by_hand: str) -> list[str]:
+    """In the client's process: the files that are there after a checkpoint was taken, beside one taken by hand."""
+    download(repository, by_hand)
+    assert isinstance(take(repository), list)
+    places = folders.run_folder(small_run()), Path(os.environ["HF_HOME"])
+    return [path.name for place in places for path in sorted(place.rglob("snapshots/*/*"))]
 
 
 def back(home: Path, step: int, digest: str, source: str) -> list[Found]:
@@ -67,6 +77,17 @@ def test_the_newest_checkpoint_comes_from_the_hub_bit_for_bit(hub: HubStandin, c
     hub.put("model", "acme/run", files)
     step, digest, place = client(take, "acme/run").result()
     assert (step, digest) == (3, newer.digest) and place.startswith("acme/run/step-00000003.safetensors at ")
+
+
+def test_the_disk_keeps_only_the_newest_of_those_that_were_taken(hub: HubStandin, tmp_path: Path) -> None:
+    """And what the user took."""
+    names = [f"step-0000000{step}.safetensors" for step in (2, 3)]
+    older, newer = (file_of(trained(steps=step)) for step in (2, 3))
+    with spawned(hub.environment(tmp_path)) as call:
+        hub.put("model", "acme/run", {names[0]: older})
+        assert call(kept, "acme/run", names[0]).result() == [names[0], names[0]]
+        hub.put("model", "acme/run", {names[0]: older, names[1]: newer})
+        assert call(kept, "acme/run", names[0]).result() == [names[1], names[0], names[0]]
 
 
 def test_what_is_no_checkpoint_of_this_run_is_refused_in_one_line(hub: HubStandin, client: Call) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from threading import RLock
@@ -47,8 +48,8 @@ class HubUnreachable(TTError):
     """The Hugging Face Hub does not answer, or answers that it cannot."""
 
 
-def download(repository: str, filename: str, revision: str | None = None) -> Path:
-    """Return the local path of a file of a model repository, fetched unless it is in the cache.
+def download(repository: str, filename: str, revision: str | None = None, cache: Path | None = None) -> Path:
+    """Return the local path of a file of a model repository, fetched unless it is in the cache (None: the client's).
 
     A copy in the cache serves when the Hub does not answer. Raises UsageError when the file is not there or
     not to be read, HubUnreachable when the Hub does not answer and there is no copy.
@@ -56,19 +57,19 @@ def download(repository: str, filename: str, revision: str | None = None) -> Pat
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    action = f"cannot fetch {filename} of {repository}"
+    action, fetch = f"cannot fetch {filename} of {repository}", partial(hf_hub_download, cache_dir=cache)
     try:
         with hub_errors(action):
             # Asked first, for this call fails at once where a download would try for 24 s.
             HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except HubUnreachable as error:
         try:
-            return Path(hf_hub_download(repository, filename, revision=revision, local_files_only=True))
+            return Path(fetch(repository, filename, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise error from error.__cause__
     bar = None if (tell := on_bytes.get()) is None else _bar(tell)
     with hub_errors(action):
-        return Path(hf_hub_download(repository, filename, revision=revision, etag_timeout=TIMEOUT, tqdm_class=bar))
+        return Path(fetch(repository, filename, revision=revision, etag_timeout=TIMEOUT, tqdm_class=bar))
 
 
 def _bar(tell: Callable[[int, int, float | None], None]) -> type[Any]:

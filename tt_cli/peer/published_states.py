@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 from tt_cli.checkpoint.checkpoint_files import find, load
 from tt_cli.checkpoint.hash_tree import StateTree
@@ -27,14 +28,19 @@ _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1
 def newest_published(run: RunConfig, read_tree: TreeReader) -> PublishedState:
     """The newest checkpoint of the run's repository. Raises TTError when there is none, or none to train on.
 
-    It is checked as any checkpoint (digest, finite numbers), and must be of this run and have its tensors.
+    It is checked as any checkpoint (digest, finite numbers), and must be of this run and have its tensors. One that was
+    taken before is removed: the client's own cache would keep them all.
     """
     repository = run.checkpoints.repository or ""
     commit, names = repository_files(repository)
     steps = [(step, name) for name in names if (step := step_in(Path(name).name)) is not None]
     if not steps:
         raise TTError(f"{repository} on the Hub holds no checkpoint (step-*.safetensors) yet")
-    return _from_hub(run, read_tree, repository, max(steps)[1], commit)
+    name, taken = max(steps)[1], folders.run_folder(run) / "published"
+    for other in set(taken.glob("*")) - {taken / Path(name).name}:
+        rmtree(other, ignore_errors=True)
+    state = load(download(repository, name, commit, taken / Path(name).name))
+    return _as_state(run, read_tree, state, f"{repository}/{name} at {commit[:12]}")
 
 
 def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterator[StateLoader]:
