@@ -12,8 +12,9 @@ from hub_standin import HubStandin
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 from testbed.spawned import spawned
 
-from tt_cli.errors import UsageError
-from tt_cli.hub.hub_files import HubUnreachable, _bar, download, hub_errors, on_bytes
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import HubUnreachable, _bar, download, http_client, hub_errors, on_bytes
+from tt_cli.hub.repository import open_repository
 
 
 def test_an_answer_of_somebody_else_is_one_line() -> None:
@@ -71,3 +72,37 @@ def test_a_store_of_large_files_may_refuse() -> None:
         hub_errors("cannot look"),
     ):
         raise PermissionError("expired")
+
+
+def by_proxy() -> list[str]:
+    """In the client's process: what is said of all that would connect."""
+    said = []
+    for connect in (
+        lambda: download("acme/base", "model.safetensors"),
+        lambda: open_repository("acme/base", "cannot look"),
+        http_client,
+    ):
+        with pytest.raises(UsageError) as failure:
+            connect()
+        said.append(str(failure.value))
+    return said
+
+
+@pytest.mark.parametrize(("proxy", "words"), [("socks5", "socksio"), ("socks", "Unknown scheme for proxy URL")])
+def test_a_proxy_that_is_not_to_be_used_is_one_line(tmp_path: Path, hub: HubStandin, proxy: str, words: str) -> None:
+    """SOCKS without its package, and the word that desktops write."""
+    with spawned(hub.environment(tmp_path) | {"ALL_PROXY": f"{proxy}://127.0.0.1:1"}) as call:
+        said = call(by_proxy).result()
+    begins = ("cannot fetch model.safetensors of acme/base: ", "cannot look: ", "cannot connect: ")
+    for line, begin in zip(said, begins, strict=True):
+        assert line.startswith(begin) and words in line and "\n" not in line
+
+
+def test_only_a_full_disk_is_one() -> None:
+    """Libraries raise OSErrors of their own."""
+    for error, kind, words in (
+        (OSError("Consistency check failed: 5 bytes\nsee there"), HubUnreachable, "failed: 5 bytes; check the network"),
+        (OSError(28, "No space left on device", "model"), TTError, "model: No space left on device; free space or set"),
+    ):
+        with pytest.raises(kind, match=words), hub_errors("cannot look"):
+            raise error

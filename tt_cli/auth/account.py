@@ -65,7 +65,7 @@ def login(token: str | None = None) -> None:
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
 
     action = "cannot log in"
-    with quiet_and_bounded(), hub_errors(action), _refused_token(action):
+    with hub_errors(action), quiet_and_bounded(), _refused_token(action):
         try:
             huggingface_hub.login(token=token, skip_if_logged_in=False)
         except DeviceCodeError as error:
@@ -86,7 +86,7 @@ def logout() -> bool:
 
     files = (HF_TOKEN_PATH, HF_STORED_TOKENS_PATH)
     stored = any(os.path.exists(file) for file in files)
-    with quiet_and_bounded():
+    with hub_errors("cannot log out"), quiet_and_bounded():
         try:
             huggingface_hub.logout()
         except OSError as error:
@@ -103,7 +103,7 @@ def whoami() -> User:
     if token_source() is None:
         raise TTError("nobody is logged in here: run `tt login`")
     action = "cannot ask the Hub who you are"
-    with quiet_and_bounded(), hub_errors(action), _refused_token(action):
+    with hub_errors(action), quiet_and_bounded(), _refused_token(action):
         try:
             return User.model_validate(huggingface_hub.whoami(cache=True))
         except ValueError as error:

@@ -22,7 +22,7 @@ from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.account import token, token_source, whoami
 from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import PLAIN, TooLong, hub_errors, plain_body, quiet_and_bounded
+from tt_cli.hub.hub_files import PLAIN, TooLong, http_client, hub_errors, plain_body, quiet_and_bounded
 from tt_cli.identity import peer_key
 from tt_cli.identity.multiaddr import is_multiaddr
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
@@ -56,7 +56,7 @@ class AuthorityConnection:
         assert run.membership.authority is not None
         self._run = run
         headers = {"User-Agent": f"tt/{__version__}", **PLAIN}
-        self._http = httpx2.Client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
+        self._http = http_client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
         self.close = self._http.close
 
     def notice(self, known: int, seconds: float = TIMEOUT) -> str | None:
@@ -203,7 +203,7 @@ class AuthorityClient(AuthorityConnection):
         content = requests.proof_content(self._run.identity, challenge["key"], challenge["nonce"], self._public)
         action = f"cannot put the proof that you are {user} into {repository} on the Hub"
         try:
-            with quiet_and_bounded(), hub_errors(action):
+            with hub_errors(action), quiet_and_bounded():
                 api = HfApi()
                 api.create_repo(repository, exist_ok=True, private=False)
                 api.upload_file(

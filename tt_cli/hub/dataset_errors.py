@@ -18,15 +18,12 @@ def dataset_errors(action: str, missing: str, damaged: type[TTError] = TTError) 
     import datasets.exceptions
     import pyarrow
 
-    try:
-        with hub_errors(action):
-            try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
-                yield
-            except datasets.exceptions.DatasetNotFoundError as error:
-                raise UsageError(f"{action}: {missing} or run `tt login`") from error
-            except datasets.exceptions.DatasetsError as error:
-                raise damaged(f"{action}: {first_line(error)}") from error
-            except (pyarrow.ArrowException, MemoryError) as error:
-                raise damaged(f"{action}: a file of it is damaged ({first_line(error)})") from error
-    except ValueError as error:  # an unknown split or configuration
-        raise UsageError(f"{action}: {first_line(error)}") from error
+    with hub_errors(action):
+        try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
+            yield
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise UsageError(f"{action}: {missing} or run `tt login`") from error
+        except datasets.exceptions.DatasetsError as error:
+            raise damaged(f"{action}: {first_line(error)}") from error
+        except (pyarrow.ArrowException, MemoryError) as error:
+            raise damaged(f"{action}: a file of it is damaged ({first_line(error)})") from error

@@ -31,6 +31,16 @@ class TooLong(Exception):
     """An answer of more bytes than it may have."""
 
 
+def http_client(**settings: Any) -> Any:
+    """A client of httpx2. Raises UsageError where this machine's settings name a proxy that it cannot use."""
+    import httpx2
+
+    try:
+        return httpx2.Client(**settings)
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:  # SOCKS needs another package
+        raise UsageError(f"cannot connect: {first_line(error)}; check ALL_PROXY and HTTPS_PROXY") from error
+
+
 def plain_body(answer: Any, most: int) -> bytes:
     """The body of a streamed answer of httpx2, of up to `most` bytes, whatever length it names. Raises TooLong.
 
@@ -124,8 +134,8 @@ def repository_files(repository: str, revision: str | None = None) -> tuple[str,
 def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
     """Raise what the Hub's client raises in the block as one line that starts with `action`.
 
-    UsageError for what the Hub refuses, HubUnreachable for no answer or a failing one. missing: words for a repository
-    that is not there.
+    UsageError for what the Hub refuses or the client cannot do, HubUnreachable for no answer or a failing one. missing:
+    words for a repository that is not there.
     """
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # the client's stack, by any name
@@ -156,9 +166,13 @@ def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
         ) from error
     except RuntimeError as error:  # of the store of large files, which knows no others
         raise HubUnreachable(f"{action}: {first_line(error)}; try again later") from error
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # a proxy that it cannot use, an unknown split
+        raise UsageError(f"{action}: {first_line(error)}") from error
     except OSError as error:  # a file of the cache or the stored login
         if isinstance(error, PermissionError) and error.errno is None:  # of the store of large files
             raise UsageError(f"{action}: the Hub refuses access; run `tt login`") from error
+        if error.errno is None:  # of a library: a file that came in part, or has another content
+            raise HubUnreachable(f"{action}: {first_line(error)}; check the network and the name") from error
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise TTError(f"{action}: {reason}; free space or set HF_HOME to a folder that you can write to") from error
 

@@ -43,7 +43,7 @@ def open_repository(name: str, action: str, *, kind: str = "model", private: boo
 
     api = HfApi()
     look = api.dataset_info if kind == "dataset" else api.model_info
-    with quiet_and_bounded(), hub_errors(action):
+    with hub_errors(action), quiet_and_bounded():
         try:
             info = look(name)
         except RepositoryNotFoundError:
@@ -62,7 +62,7 @@ def read_text(repository: Repository, file: str, action: str, most: int = MOST_B
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-    with quiet_and_bounded(), hub_errors(action):
+    with hub_errors(action), quiet_and_bounded():
         url = hf_hub_url(repository.name, file, repo_type=repository.kind, revision=repository.commit)
         answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
         hf_raise_for_status(answer)
@@ -104,7 +104,7 @@ def sending(action: str, timeout: float | None = None) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
 
-    with quiet_and_bounded(timeout), hub_errors(action):
+    with hub_errors(action), quiet_and_bounded(timeout):
         try:
             yield
         except HfHubHTTPError as error:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import PLAIN, TooLong, plain_body
+from tt_cli.hub.hub_files import PLAIN, TooLong, http_client, plain_body
 from tt_cli.monitor.scene import DAY, EVER, Active
 from tt_cli.run import folders
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
@@ -52,12 +52,8 @@ class Page:
 
     def __init__(self, url: str, identity: str) -> None:
         self.url, self._identity = _checked(url), identity
-        self._http = httpx2.Client(
-            timeout=TIMEOUT,
-            headers={"User-Agent": f"tt/{__version__}", **PLAIN},
-            follow_redirects=True,
-            max_redirects=3,
-        )
+        headers = {"User-Agent": f"tt/{__version__}", **PLAIN}
+        self._http = http_client(timeout=TIMEOUT, headers=headers, follow_redirects=True, max_redirects=3)
         self.close = self._http.close
 
     def snapshot(self) -> SwarmSnapshot:

@@ -19,7 +19,7 @@ from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import container_of
 from tt_cli.data.stream.transfer import PATIENCE, Request, ShardProblem, fetch, seconds_to_wait
 from tt_cli.errors import UsageError
-from tt_cli.hub.hub_files import NO_DATA_SET, TIMEOUT, HubUnreachable, hub_errors
+from tt_cli.hub.hub_files import NO_DATA_SET, TIMEOUT, HubUnreachable, http_client, hub_errors
 
 SUMS = "SHA256SUMS"
 INDEXES = ("index.json", SUMS)
@@ -111,9 +111,7 @@ class Address:
     """
 
     def __init__(self, place: str, patience: float = PATIENCE) -> None:
-        import httpx2
-
-        self.place, self._patience, self._client = place, patience, httpx2.Client(follow_redirects=True)
+        self.place, self._patience, self._client = place, patience, http_client(follow_redirects=True)
         self.key, self.resolved = place, place  # resolved: the index
 
     def shards(self, split: str) -> list[Shard]:
