@@ -317,9 +317,10 @@ def test_one_odd_shard_does_not_end_the_training(tmp_path: Path) -> None:
 
 def test_an_empty_folder_and_none_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, words in (("empty", "it has no shards"), ("none", "there is no such folder")):
+    empty, none, nobodys = tmp_path / "empty", tmp_path / "none", Path("~no-such-user/none")
+    for place, words in ((empty, "has no shards"), (none, "there is no such folder"), (nobodys, "no such folder")):
         with pytest.raises(UsageError, match=f"cannot read the data set .*{words}") as caught:
-            reader_of(tmp_path / name)
+            reader_of(place)
         assert "\n" not in str(caught.value)
 
 

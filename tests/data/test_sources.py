@@ -188,6 +188,7 @@ def test_damaged_files_give_what_comes_before(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("nothing-here", "there is no such folder or file, and no data set on the Hub is called so"),
+        ("~no-such-user/x/y", "there is no such folder or file"),
         ("empty", "there is nothing to encode in empty: no tars"),
         ("a.zip", "it is no folder and ends in none of .tar, .parquet, .jsonl, .csv"),
     ],

@@ -186,7 +186,8 @@ def test_data_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "there is no such file or folder; check data.location" in error(on_files(tmp_path / "none"))
+    for none in (tmp_path / "none", Path("~no-such-user/none")):
+        assert "there is no such file or folder; check data.location" in error(on_files(none))
     assert "it has no file that ends in .parquet, .jsonl, .txt" in error(on_files(tmp_path))
     write(tmp_path, "jsonl", DOCUMENTS)
     assert "the data set mine has no column body; it has n, text" in error(on_files(tmp_path, column="body"))

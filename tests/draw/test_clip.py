@@ -132,6 +132,7 @@ def test_wrong_places_are_one_line(folder: Path, tmp_path: Path) -> None:
         (empty, UsageError, "is no CLIP model: it needs config.json and model.safetensors or pytorch_model.bin"),
         (other, UsageError, "config.json is that of a bert model"),
         (torn, TTError, "lacks 1 tensors, such as visual_projection.weight"),
+        ("~no-such-user/clip", UsageError, "no such folder"),
         (tmp_path / "nowhere", UsageError, "no such folder; else name one on the Hub as OWNER/NAME"),
     ):
         with pytest.raises(kind, match="--clip") as error:

@@ -224,6 +224,7 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
         (["red apple", "--revision", "main", "--checkpoint", "."], "but --checkpoint . is on this machine"),
         (["red apple", "--checkpoint", "not/here.safetensors"], "no such file or folder"),
         (["red apple", "--checkpoint", "./not/here"], "no such file or folder"),
+        (["red apple", "--checkpoint", "~no-such-user/here"], "no such file or folder"),
         (["red apple", "--temperature", "-1"], "temperature is -1.0"),
         (["red apple", "--top-p", "2"], "top-p is 2.0"),
         (["red apple", "--top-k", "many"], "--top-k: many: should be a valid integer"),

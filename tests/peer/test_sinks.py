@@ -68,6 +68,10 @@ def broken() -> Iterator[Sink]:
     raise AssertionError("nothing was open")
 
 
+def test_a_folder_of_nobody_is_one_of_that_name() -> None:
+    open_sink("tensorboard:~no-such-user/logs", load_run("emoji"))
+
+
 def test_a_sink_that_fails_is_told_once_and_training_goes_on() -> None:
     shown = Shown()
     with logged(shown.show, broken) as show:

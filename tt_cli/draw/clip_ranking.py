@@ -9,6 +9,7 @@ Notable:
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,7 +88,7 @@ def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
     """
     if importlib.util.find_spec("transformers") is None:
         raise UsageError("ranking candidates needs CLIP's code: pip install 'tt-cli[clip]'")
-    folder, name = Path(place).expanduser(), place
+    folder, name = Path(os.path.expanduser(place)), place
     if folder.is_dir():
         names = [file for file in (*WEIGHTS, "config.json") if (folder / file).is_file()]
         fetch = folder.joinpath

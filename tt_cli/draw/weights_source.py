@@ -7,6 +7,7 @@ Notable:
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ def find_checkpoint(
         if revision is not None:
             raise UsageError("--revision is one of a Hub repository: name it with --checkpoint ORGANISATION/REPOSITORY")
         return _newest_here(run, on_message)
-    path = Path(place).expanduser()
+    path = Path(os.path.expanduser(place))
     if place == BUILT_IN and run is not None and revision is None:
         if source := _built_in(run, "as --checkpoint says"):
             return source

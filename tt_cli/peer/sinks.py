@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import queue
 import sys
 import threading
@@ -49,7 +50,8 @@ def open_sink(wanted: str, run: RunConfig) -> Callable[[], AbstractContextManage
     if importlib.util.find_spec(kind) is None:
         raise UsageError(f"--log-to {kind}: {kind} is not installed: pip install 'tt-cli[{kind}]'")
     if kind == "tensorboard":
-        return partial(_tensorboard, Path(where).expanduser() if where else folders.run_folder(run) / "tensorboard")
+        folder = Path(os.path.expanduser(where)) if where else folders.run_folder(run) / "tensorboard"
+        return partial(_tensorboard, folder)
     return partial(_project, kind, where or run.run.name, run)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
     A folder with tars in it is those tars; else one with tables beside the pictures is those tables; else captions
     are in NAME.txt beside each picture. Raises UsageError where there is nothing of the kind.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return _folder(path)
     if path.is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -77,7 +78,7 @@ class Folder:
     """A folder, or one file, on this machine."""
 
     def __init__(self, place: str) -> None:
-        self.place, self.resolved = Path(place).expanduser(), ""
+        self.place, self.resolved = Path(os.path.expanduser(place)), ""
         self.key = str(self.place.absolute())  # tells the content of this place from that of others
 
     def shards(self, split: str) -> list[Shard]:

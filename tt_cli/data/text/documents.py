@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def _opened(data: TextDataPart, split: str) -> Any:
         if split not in splits:
             raise NoSplit(f"the data set {data.name} has no split '{split}'; it has {' and '.join(splits)}")
         return splits[split]
-    place = Path(data.location or "").expanduser()
+    place = Path(os.path.expanduser(data.location or ""))
     if not place.exists():
         raise UsageError(f"cannot read the data set {place}: there is no such file or folder; check data.location")
     found = [place] if place.is_file() else files_below(place, _fail)
