@@ -13,7 +13,7 @@ from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressRep
 from testbed.spawned import spawned
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.hub.hub_files import HubUnreachable, _bar, download, http_client, hub_errors, on_bytes
+from tt_cli.hub.hub_files import HubUnreachable, _bar, download, http_client, hub_errors, on_bytes, repository_files
 from tt_cli.hub.repository import open_repository
 
 
@@ -106,3 +106,20 @@ def test_only_a_full_disk_is_one() -> None:
     ):
         with pytest.raises(kind, match=words), hub_errors("cannot look"):
             raise error
+
+
+def files_of(taken: list[str]) -> set[str]:
+    """In the client's process: the names that are told of a repository, after these of its files were taken."""
+    for file in taken:
+        download("acme/base", file)
+    return set(repository_files("acme/base")[1])
+
+
+def test_without_the_hub_what_is_whole_serves_before_what_came_in_part(tmp_path: Path, hub: HubStandin) -> None:
+    names = ["config.json", "model.safetensors"]
+    with spawned(hub.environment(tmp_path)) as call:
+        for version, taken in (("older", names), ("newer", names[:1])):
+            hub.put("model", "acme/base", dict.fromkeys(names, version))
+            assert call(files_of, taken).result() == set(names)
+        hub.fault("/api/models", times=1000)
+        assert call(files_of, []).result() == set(names)

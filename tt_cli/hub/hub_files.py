@@ -125,8 +125,10 @@ def repository_files(repository: str, revision: str | None = None) -> tuple[str,
         kept = [commit for commit in kept if revision in (None, commit.commit_hash, *commit.refs)]
         if not kept:
             raise error from error.__cause__
-        newest = max(kept, key=lambda commit: commit.last_modified)
-        return newest.commit_hash, [str(file.file_path.relative_to(newest.snapshot_path)) for file in newest.files]
+        files = {c: {str(file.file_path.relative_to(c.snapshot_path)) for file in c.files} for c in kept}
+        whole = [c for c in kept if not any(files[c] < more for more in files.values())]  # as far as that can be told
+        newest = max(whole, key=lambda commit: commit.last_modified)
+        return newest.commit_hash, list(files[newest])
     return info.sha or revision or "main", [file.rfilename for file in info.siblings or []]
 
 
