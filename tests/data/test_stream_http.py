@@ -85,6 +85,7 @@ def test_all_that_an_index_names_is_read(peer: Peer, server: ShardServer) -> Non
     ("name", "text"),
     [
         ("index.json", json.dumps(NAMES)),
+        ("half.json", json.dumps([*NAMES, "train-\ud800.parquet"])),
         ("list.txt", "\n".join(["# shards", *NAMES, "../out.parquet"])),
         ("SHA256SUMS", "".join(f"{'0' * 64}  {name}\n" for name in NAMES)),
         ("list.html", "".join(f'<a href="data/train%20{shard}.parquet">x</a>' for shard in range(4))),
@@ -199,6 +200,12 @@ def test_what_is_asked_for_over_https_is_not_taken_over_http(server: ShardServer
 def test_an_index_without_end_is_one_line(peer: Peer, server: ShardServer) -> None:
     server.faults["index"] = ["endless"]
     with pytest.raises(UsageError, match="more than 33,554,432 bytes came"):
+        Peer(server, peer.cache, location=f"{server.url}/index.json").reader()
+
+
+def test_an_index_as_deep_as_a_well_is_one_line(peer: Peer, server: ShardServer) -> None:
+    (server.folder / "index.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="it has no shards"):
         Peer(server, peer.cache, location=f"{server.url}/index.json").reader()
 
 

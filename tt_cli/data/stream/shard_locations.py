@@ -194,7 +194,7 @@ def _listed(text: str) -> list[Shard]:
     """The shards of an index of any kind. What is no name of a shard inside the data set is left out."""
     try:
         index = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         if links := re.findall(r"""href\s*=\s*["']([^"'?#]+)""", text, re.IGNORECASE):
             shards = [Shard(unquote(link).removeprefix("./")) for link in links]
         else:
@@ -212,7 +212,7 @@ def _shard(entry: Any) -> Shard:
     known = {"name": entry} if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
     name, size, digest = (known.get(key) for key in ("name", "bytes", "sha256"))
     return Shard(
-        name if isinstance(name, str) else "",
+        name if isinstance(name, str) and not re.search(r"[\ud800-\udfff]", name) else "",  # halves of letters
         size if type(size) is int and size >= 0 else None,
         digest if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest) else None,
     )
