@@ -159,19 +159,17 @@ def infer(
     source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
-    if source.run.kind == "causal_lm":
-        for flag, given in {"keep": keep, "clip": clip, "batch": batch, "memory": memory, "out": out}.items():
-            if given is not None:
-                raise UsageError(
-                    f"--{flag}: has no meaning for text, and {source.run.run.name} is a language model's run"
-                )
+    writes = source.run.kind == "causal_lm"
+    of_pictures = {"keep": keep, "clip": clip, "batch": batch, "memory": memory, "out": out}
+    for flag, given in (of_pictures if writes else {"tokens": tokens, "chat": chat or None}).items():
+        if given is not None:
+            what, does = ("text", "is a language model's run") if writes else ("pictures", "draws")
+            raise UsageError(f"--{flag}: has no meaning for {what}, and {source.run.run.name} {does}")
+    if writes:
         usual = sampling_of(TEXT_TEMPERATURE, TEXT_TOP_P)
         if chat and (candidates or 1) > 1:
             raise UsageError(f"--samples {candidates}: a conversation has one answer to each line")
         return _write(source, device, prompts or _typed(), usual, (candidates or 1, tokens, seed), json, chat)
-    for flag, given in {"tokens": tokens, "chat": chat or None}.items():
-        if given is not None:
-            raise UsageError(f"--{flag}: has no meaning for pictures, and {source.run.run.name} draws")
     models = load_models(source, device)
     ranker = None
     if keep is not None or clip is not None:  # loaded before anything is drawn in vain
@@ -186,6 +184,7 @@ def infer(
         facts |= {"keep": keep or pictures, "clip": ranker.name}
     about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
     chunks = {name: str(value) for name, value in about.items() if value is not None}
+    settings = DrawingSettings(pictures, sampling, seed, batch, parse_size(memory) if memory else None)
     saved, drawn, tokens, seconds = list[tuple[Drawing, Path]](), 0, 0, 0.0
     stopped: BaseException | None = None
     with output_folder(out, source.run.run.name) as folder:
@@ -193,11 +192,7 @@ def infer(
             with progress("Drawing", "tokens") as on_progress:
                 started = time.monotonic()
                 for block in draw_in_turn(
-                    models,
-                    prompts,
-                    DrawingSettings(pictures, sampling, seed, batch, parse_size(memory) if memory else None),
-                    on_progress=on_progress,
-                    on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
+                    models, prompts, settings, on_progress, lambda line: write_line(sys.stderr, f"Drawing: {line}")
                 ):
                     seconds += time.monotonic() - started
                     drawn, tokens = drawn + len(block), tokens + sum(len(drawing.codes) for drawing in block)
@@ -301,11 +296,8 @@ def _prompts(given: list[str], file: str | None) -> list[str]:
     """The prompts of the command line, of `file` and of stdin where one is "-", each once. Raises UsageError."""
     if any(not prompt.strip() for prompt in given):
         raise UsageError('a prompt is empty; say what to draw, such as tt infer "a red apple"')
-    prompts: list[str] = []
-    for prompt in given:
-        prompts += _lines_of(prompt) if prompt == "-" else [prompt]
-    if file is not None:
-        prompts += _lines_of(file)
+    prompts = [line for prompt in given for line in (_lines_of(prompt) if prompt == "-" else [prompt])]
+    prompts += [] if file is None else _lines_of(file)
     if not prompts:
         raise UsageError('no prompt; say what to draw, such as tt infer "a red apple"')
     if any(prompt.encode("utf-8", "replace").decode() != prompt for prompt in prompts):

@@ -77,7 +77,6 @@ def draw_in_turn(
     models: DrawingModels,
     prompts: Sequence[str],
     settings: DrawingSettings,
-    *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_message: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[Drawing]]:
@@ -133,11 +132,10 @@ class _Drawer:
         on_message: Callable[[str], None],
     ) -> None:
         self.model, self.text, self.limit = model, text, limit
-        self.on_progress, self.on_message = on_progress, on_message
+        self.on_progress, self.on_message = on_progress, cache(on_message)  # which hears no line twice
         self.dtype, self.dtype_reason = drawing_dtype(text.device)
         self.needed = cache(lambda prompts, samples: drawing_bytes(model, prompts, samples, self.dtype))
         self.decoder: StepDecoder | None = None
-        self.told = ""
 
     def draw(self, prompts: Sequence[str], settings: DrawingSettings) -> Iterator[tuple[int, np.ndarray]]:
         """Of some prompts after the others, as they are done: the place of the first, and codes (k, samples, n) int64.
@@ -202,13 +200,10 @@ class _Drawer:
             self.decoder = None
             self.decoder = StepDecoder(self.model, prompts, samples, self.dtype)
             rows, needed = prompts * samples, self.needed(prompts, samples)
-            line = (
+            self.on_message(
                 f"batch {rows}: {shown(needed)} of {shown(self.limit.nbytes)} ({self.limit.reason}); "
                 f"{str(self.dtype).removeprefix('torch.')}: {self.dtype_reason}; {self.decoder.mode}"
             )
-            if line != self.told:
-                self.on_message(line)
-            self.told = line
         return self.decoder
 
 

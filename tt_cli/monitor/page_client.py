@@ -97,7 +97,7 @@ class Page:
 
     def _get(self, what: str, **query: object) -> bytes:
         try:
-            with self._http.stream("GET", f"{self.url}/api/{what}", params=query or None) as answer:  # type: ignore[arg-type]
+            with self._http.stream("GET", f"{self.url}/api/{what}", params=query or None) as answer:
                 if answer.status_code != 200:
                     raise PageUnreachable(f"{self.url} answered {answer.status_code} to api/{what}")
                 return plain_body(answer, MAX_ANSWER)

@@ -54,14 +54,9 @@ def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterato
     elif Path(order.source).is_file():
         yield lambda: _as_state(run, read_tree, load(Path(order.source)), order.source)
     elif match := _REPOSITORY.fullmatch(order.source):
-        yield partial(_from_hub, run, read_tree, match[1], name_of(order.step), match[2])
-
-
-def _from_hub(
-    run: RunConfig, read_tree: TreeReader, repository: str, name: str, revision: str | None
-) -> PublishedState:
-    place = f"{repository}/{name} at {(revision or 'main')[:12]}"
-    return _as_state(run, read_tree, load(download(repository, name, revision)), place)
+        (repository, revision), name = match.groups(), name_of(order.step)
+        place = f"{repository}/{name} at {(revision or 'main')[:12]}"
+        yield lambda: _as_state(run, read_tree, load(download(repository, name, revision)), place)
 
 
 def _as_state(run: RunConfig, read_tree: TreeReader, state: TrainingState, place: str) -> PublishedState:
