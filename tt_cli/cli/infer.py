@@ -195,12 +195,12 @@ def infer(
                     models, prompts, settings, on_progress, lambda line: write_line(sys.stderr, f"Drawing: {line}")
                 ):
                     seconds += time.monotonic() - started
-                    drawn, tokens = drawn + len(block), tokens + sum(len(drawing.codes) for drawing in block)
                     best = block if ranker is None else clip_ranking.keep_best(ranker, block, keep)
                     paths = save_drawings(best, folder, chunks)
                     if len(saved) >= MOST_PICTURES:  # no other is shown again
                         best = [replace(drawing, picture=drawing.picture[:0].copy()) for drawing in best]
                     saved += zip(best, paths, strict=True)
+                    drawn, tokens = drawn + len(block), tokens + sum(len(drawing.codes) for drawing in block)
                     started = time.monotonic()
         except (KeyboardInterrupt, TTError) as error:
             if not saved:
