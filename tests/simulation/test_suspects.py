@@ -319,6 +319,28 @@ def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
     with_averager(check)
 
 
+def test_a_leader_leaves_it_to_a_member_to_hang_up_when_it_has_the_group() -> None:
+    """The daemon may reset a stream that this side ends, and the member would never hear of its group."""
+
+    async def check(averager: Averager) -> None:
+        other, me, now = key_of(1).peer_id, str(averager.peer_id), averager.clock.dht_time()
+        await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), me, 2))
+        averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
+        join = SignedJoin(averager._run.identity, "0_00", me, now, True, 0, True, "").sign(HashSigner(other))
+        request = averaging_pb2.JoinRequest(gather=entry_of(join), group_key="key")
+        answers = averager.rpc_join_group(request, P2PContext("", "", PeerID.from_base58(other)))
+        assert (await anext(answers)).code == averaging_pb2.ACCEPTED
+        averager._led.set_result(group_of(2))
+        assert (await anext(answers)).code == averaging_pb2.BEGIN_ALLREDUCE
+        ended = asyncio.ensure_future(anext(answers, None))
+        await asyncio.sleep(averager.next_chunk_timeout - 0.1)
+        assert not ended.done()
+        await asyncio.sleep(0.2)
+        assert ended.done() and ended.result() is None, "nobody keeps it for ever"
+
+    with_averager(check)
+
+
 def test_no_honest_reducer_has_more_inputs_than_a_judge_reads() -> None:
     plan = RoundPlan("0_00", swarm=MAX_MEMBERS + 1)
     plan.check(group_of(MAX_MEMBERS))

@@ -324,8 +324,12 @@ class Averager(StateBridge, DecentralizedAverager):
         if not (leads and fresh and plan.takes(peer_id)) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
+        begins = False
         async for message in super().rpc_join_group(request, context):
             yield message
+            begins = message.code == averaging_pb2.BEGIN_ALLREDUCE
+        if begins:  # all others would wait for who never hears of it: see AllReduce.rpc_aggregate_part
+            await asyncio.sleep(self.next_chunk_timeout)
 
     def _join(self, plan: RoundPlan) -> bytes:
         """Sign this peer's word to the leader, and through it to all: earlier rounds from the state are over for it."""
