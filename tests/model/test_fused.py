@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from tt_cli.model.layers.fused import Fusion, fused
 
 
 @pytest.fixture
-def fusion(monkeypatch: pytest.MonkeyPatch) -> Fusion:
-    """Compiling switched on for CPUs."""
+def fusion(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fusion]:
+    """Compiling switched on for CPUs, one number at a time: to try out vector units takes the compiler 8 s."""
     state = Fusion(devices={"cpu"})
     monkeypatch.setattr(room, "fusion", state)
-    return state
+    with inductor.patch({"cpp.vec_isa_ok": False}):
+        yield state
 
 
 def test_nothing_is_compiled_on_a_cpu() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from testbed.spawned import on_stand_in_gpu
 
 pytestmark = pytest.mark.debian  # g++
 
@@ -58,11 +55,7 @@ def everything() -> dict[str, Counted]:
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Counted]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(on_stand_in_gpu(__file__))
 
 
 @pytest.mark.parametrize(("name", "precision", "way"), steps())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from functools import cache
 from typing import Any
 
 import pytest
+from testbed.spawned import on_stand_in_gpu
 
 pytestmark = pytest.mark.debian  # g++
 
@@ -163,12 +161,8 @@ PARTS = {"gradients": gradients, "peer": peer, "drawing": drawing}
 @cache
 def figures(kind: str) -> dict[str, Figures]:
     """By part; from a process of its own for each kind, for the stand-in comes before torch."""
-    paths = os.pathsep.join(sys.path)
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TT_STAND_IN_GPU": kind}
-    command = [sys.executable, __file__, *(PARTS if kind == "cuda" else ["gradients"])]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    parts = PARTS if kind == "cuda" else ["gradients"]
+    return dict(on_stand_in_gpu(__file__, *parts, TT_STAND_IN_GPU=kind))
 
 
 @pytest.mark.parametrize("kind", RUNS)

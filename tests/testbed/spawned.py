@@ -6,6 +6,7 @@ what commands do.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -62,6 +63,14 @@ def python(
             process.kill()
             raise subprocess.TimeoutExpired(arguments, TIMEOUT)
         return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in streams[1:]))
+
+
+def on_stand_in_gpu(file: str, *arguments: str, **variables: str) -> Any:
+    """What `python FILE ARGUMENTS…` tells `gpu.print_and_leave`, in a process that begins without torch."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, file, *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _execute(code: str, arguments: tuple[str, ...], env: dict[str, str], cwd: Path, streams: list[Path]) -> None:
