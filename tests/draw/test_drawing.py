@@ -64,14 +64,14 @@ def test_a_seed_makes_it_repeatable(tiny: Tiny) -> None:
 
 
 def test_neither_other_prompts_nor_the_batch_matter(tiny: Tiny) -> None:
-    def drawn(prompts: list[str], samples: int = 5, batch: int | None = None) -> list[list[int]]:
+    def drawn(prompts: list[str], samples: int = 3, batch: int | None = None) -> list[list[int]]:
         return codes(draw_with(tiny, prompts, samples=samples, batch=batch, top_k=16))
 
     together = drawn(["red apple", "sailboat"])
-    assert drawn(["sailboat"]) == together[5:]
-    for batch in (1, 2, 3, 10):
+    assert drawn(["sailboat"]) == together[3:]
+    for batch in (1, 2, 6):
         assert drawn(["red apple", "sailboat"], batch=batch) == together
-    assert drawn(["red apple", "sailboat"], samples=2) == together[:2] + together[5:7]
+    assert drawn(["red apple", "sailboat"], samples=2) == together[:2] + together[3:5]
 
 
 def test_memory_bounds_the_batch(tiny: Tiny) -> None:

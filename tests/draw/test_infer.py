@@ -6,14 +6,14 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
+import pty
 from pathlib import Path
 
 import pytest
 from draw.small_clip import save_clip
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
+from testbed.spawned import spawned
 
 from tt_cli import __version__
 from tt_cli.cli.main import main
@@ -126,20 +126,27 @@ def test_the_best_are_kept_best_first(run_file: str, home: Path, capsys: pytest.
                 assert (picture.text["keep"], picture.text["clip"]) == ("2", "clip")
 
 
-def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(run_file: str, capfd: pytest.CaptureFixture[str]) -> None:
+def shown_on_a_terminal(arguments: list[str], folder: Path) -> tuple[int, bytes]:
+    """Exit code and output of a command that has a terminal, in a process of its own; errors are in a file there."""
+    child, master = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT), 2)
+        os._exit(main(arguments))
+    shown = b""
+    with contextlib.suppress(OSError):  # what a pseudo-terminal raises when its other end is closed
+        while data := os.read(master, 65536):
+            shown += data
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
+
+
+def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(
+    run_file: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["infer", "owl", "--run", run_file, "--preview", "blocks"]
-    command = [sys.executable, "-m", "tt_cli.cli.main", *arguments]
-    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
-    master, slave = os.openpty()
-    with subprocess.Popen(command, env=environment, stdout=slave, stderr=subprocess.PIPE) as process:
-        os.close(slave)
-        shown = b""
-        with contextlib.suppress(OSError):  # what a pseudo-terminal raises when its other end is closed
-            while data := os.read(master, 65536):
-                shown += data
-        assert process.stderr is not None and b"\x1b" not in process.stderr.read()
-    os.close(master)
-    assert process.returncode == 0
+    with spawned({"TERM": "xterm-256color"}) as call:
+        code, shown = call(shown_on_a_terminal, arguments, home).result()
+    assert code == 0 and b"\x1b" not in (home / "errors").read_bytes()
     assert "▀".encode() in shown and b"contact-sheet.png" in shown
     assert main(arguments) == 0
     piped = capfd.readouterr()
