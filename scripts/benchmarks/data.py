@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 from testbed.namespaces import Network, NoNetwork
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from scripts.benchmarks.harness import printed_by, progress
 from scripts.benchmarks.process_figures import cpu_seconds, status_bytes
@@ -179,19 +181,15 @@ def jpeg_bytes(pictures: int) -> float:
     return statistics.mean(sizes)
 
 
-def of_t5s_kind(path: Path) -> Path:
-    """Write a tokenizer like T5's, a unigram model over words (Kudo 2018), trained on the captions."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, normalizers, pre_tokenizers, trainers
-
+def of_t5s_kind(texts: list[str], size: int) -> Backend:
+    """A tokenizer like T5's, a unigram model over words (Kudo 2018), trained on texts."""
     backend = Backend(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=4000, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator(captions(), trainer)
-    backend.save(str(path))
-    return path
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token="<unk>", show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    return backend
 
 
 def pipelines(folder: Path, tokenizer: Path, turns: int, rows: int, paper_rows: int) -> dict[str, float]:
@@ -257,7 +255,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             return watch_memory(str(folder / "code"), args.minutes)
         rows, size = write_shards(folder / "code13", "code13", shards)
         much = (1, 16_000, 4_000) if args.quick else (3, 80_000, 20_000)
-        figures: dict[str, Any] = pipelines(folder / "code", of_t5s_kind(folder / "tokenizer.json"), *much)
+        of_t5s_kind(captions(), 4000).save(str(folder / TOKENIZER_FILE))
+        figures: dict[str, Any] = pipelines(folder / "code", folder / TOKENIZER_FILE, *much)
         theirs = builtin.checked_file("emoji", TOKENIZER_FILE)
         figures["pipeline_ratio_builtin"] = pipelines(folder / "code", theirs, *much)["pipeline_ratio"]
         figures["bytes_vs_bound"] = size / rows / BOUND

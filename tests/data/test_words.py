@@ -9,27 +9,17 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from scripts.benchmarks.data import of_t5s_kind
 from tt_cli.data import builtin
 from tt_cli.data.word_cache import Words, cuts_at_spaces
 
 NAMES = [example.caption for example in builtin.examples("emoji")]
 
 
-def of_t5s_kind() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=600, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator(NAMES, trainer)
-    return backend
-
-
 BACKENDS = {
     "built-in": tokenizers.Tokenizer.from_file(str(builtin.checked_file("emoji", "tokenizer.json"))),
-    "T5's kind": of_t5s_kind(),
+    "T5's kind": of_t5s_kind(NAMES, 600),
 }
 words = st.one_of(
     st.sampled_from(

@@ -126,11 +126,10 @@ def test_the_best_are_kept_best_first(run_file: str, home: Path, capsys: pytest.
                 assert (picture.text["keep"], picture.text["clip"]) == ("2", "clip")
 
 
-def shown_on_a_terminal(arguments: list[str], folder: Path) -> tuple[int, bytes]:
-    """Exit code and output of a command that has a terminal, in a process of its own; errors are in a file there."""
+def shown_on_a_terminal(arguments: list[str]) -> tuple[int, bytes]:
+    """Exit code and output of a command that has a terminal, in a process of its own; errors are in a file."""
     child, master = pty.fork()
     if child == 0:
-        os.chdir(folder)
         os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT), 2)
         os._exit(main(arguments))
     shown = b""
@@ -145,7 +144,7 @@ def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(
 ) -> None:
     arguments = ["infer", "owl", "--run", run_file, "--preview", "blocks"]
     with spawned({"TERM": "xterm-256color"}) as call:
-        code, shown = call(shown_on_a_terminal, arguments, home).result()
+        code, shown = call(shown_on_a_terminal, arguments).result()
     assert code == 0 and b"\x1b" not in (home / "errors").read_bytes()
     assert "▀".encode() in shown and b"contact-sheet.png" in shown
     assert main(arguments) == 0

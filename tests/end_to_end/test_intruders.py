@@ -24,7 +24,7 @@ from testbed.attacks.stranger import (
     Pretence,
     Stranger,
     Tried,
-    leader_now,
+    facts_of,
     signer_of,
     try_door,
 )
@@ -68,10 +68,7 @@ class Training:
 
     def facts(self) -> Facts:
         """What a member could tell a stranger."""
-        peers = [member.of(Listening)[0] for member in self.trainers]
-        newest = self.newest
-        leader = leader_now([peer.peer_id for peer in peers], newest.epoch, newest.digest)
-        return Facts([peer.addresses[0] for peer in peers], leader, newest.epoch, newest.digest)
+        return facts_of(self.trainers, self.newest)
 
     def goes_on(self, steps: int) -> None:
         """Fails unless all trainers make so many more steps, all the same ones."""

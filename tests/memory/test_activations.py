@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from testbed.memory_step import allocated
 
 from tt_cli.memory.activations import _padded_length, activations
 from tt_cli.model.dalle import Dalle
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
+def taken(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
     """Bytes at the worst moment of a step, beside parameters and their gradients."""
     config = model.config
     text = torch.ones(b, config.text_length, dtype=torch.long)
@@ -47,15 +47,7 @@ def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
     step()  # tables and masks stay
     for parameter in model.parameters():
         parameter.grad = None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        step()
-    assert seen.profiler is not None and seen.profiler.kineto_results is not None
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = worst = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        worst = max(worst, now)
-    return worst - sum(4 * parameter.numel() for parameter in model.parameters())
+    return allocated(step) - sum(4 * parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -78,14 +70,14 @@ def test_a_step_takes_what_the_account_says(
     model = Dalle(config)
     model.activation_budget = budget
     itemsize = 4 if dtype is None else dtype.itemsize
-    said, seen = activations(config, b, itemsize, budget, "cpu"), allocated(model, b, dtype)
+    said, seen = activations(config, b, itemsize, budget, "cpu"), taken(model, b, dtype)
     assert said.total == pytest.approx(seen, rel=0.05, abs=0.75 * MIB)
     assert said.kept <= budget
 
 
 def test_without_a_reversible_trunk_it_is_an_estimate() -> None:
     model = Dalle(replace(EMOJI, reversible=False))
-    assert activations(model.config, 8, 4, 0, "cpu").total == pytest.approx(allocated(model, 8, None), rel=0.15)
+    assert activations(model.config, 8, 4, 0, "cpu").total == pytest.approx(taken(model, 8, None), rel=0.15)
 
 
 @pytest.mark.parametrize("config", [EMOJI, LONG, replace(LONG, conv_kernel=3, tied_embeddings=False, depth=2)])

@@ -212,10 +212,14 @@ class WithLiar(Others):
         return ReceivedState(tree, Chunks(tree, range(len(tree)), buffer), ("a",))
 
 
-def test_who_gives_a_false_average_is_not_asked_again() -> None:
+def beside_a_liar() -> tuple[WithLiar, LockedState, CatchUp]:
     others, mine = WithLiar(), LockedState(trained(run=small_run()))
     averager: Any = others
-    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    return others, mine, CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+
+
+def test_who_gives_a_false_average_is_not_asked_again() -> None:
+    others, mine, taking = beside_a_liar()
     assert not taking.take_state() and others.asked == ["liar"], "the step made meanwhile"
     assert taking.take_state() and mine.position == others.state.position
     others.make_step()
@@ -224,9 +228,7 @@ def test_who_gives_a_false_average_is_not_asked_again() -> None:
 
 
 def test_nor_is_who_gives_it_to_one_that_is_a_step_behind() -> None:
-    others, mine = WithLiar(), LockedState(trained(run=small_run()))
-    averager: Any = others
-    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    others, mine, taking = beside_a_liar()
     others.make_step()
     assert not taking.make_steps(others.view()) and taking.take_state(), "it has to take the state"
     others.make_step()
@@ -235,9 +237,7 @@ def test_nor_is_who_gives_it_to_one_that_is_a_step_behind() -> None:
 
 
 def test_an_average_that_no_voter_precommitted_changes_nothing() -> None:
-    others, mine = WithLiar(), LockedState(trained(run=small_run()))
-    averager: Any = others
-    taking = CatchUp(small_run(), averager, mine, lambda event: None, look=others.view)
+    others, mine, taking = beside_a_liar()
     others.signers = "x"
     assert taking.take_state() and mine.position == others.state.position, "with the step made meanwhile"
     others.make_step()

@@ -135,13 +135,19 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
     assert waits <= 6
 
 
+FOUR: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+
+
+def among_four(clock: SteppedClock) -> ParticipantSelector:
+    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset(FOUR))
+    return ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
+
+
 def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
     clock = SteppedClock()
-    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
-    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    mine = among_four(clock)
     for epoch in range(1, stragglers.OFTEN + 1):
-        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        result = RoundResult(complete=True, members=FOUR, late={"slow": 30.0})
         mine.ended(result, (), (), epoch)
         clock.now += 40.0
         found = mine.stepped(epoch, result, computing=10.0)
@@ -155,9 +161,8 @@ def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
 @pytest.mark.parametrize("comes_after", [14, 99], ids=["comes just in time", "comes too late"])
 def test_who_stays_a_step_behind_until_just_before_a_round_is_named_too(comes_after: int, all_late: bool) -> None:
     clock = SteppedClock()
-    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
-    result = RoundResult(complete=True, members={one: {"samples": 80} for one in ("me", "b", "c", "slow")})
+    mine = among_four(clock)
+    board, result = mine._board, RoundResult(complete=True, members=FOUR)
 
     def fresh_view() -> SwarmState:
         clock.now += 1.0
@@ -182,11 +187,9 @@ def test_who_stays_a_step_behind_until_just_before_a_round_is_named_too(comes_af
 def test_nobody_is_blamed_while_the_swarm_computes_all_the_time() -> None:
     """A slow line costs nothing where its rounds end before the next step's samples are there."""
     clock = SteppedClock()
-    board: Any = SimpleNamespace(told=None, trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
-    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    mine = among_four(clock)
     for epoch in range(1, 9):
-        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        result = RoundResult(complete=True, members=FOUR, late={"slow": 30.0})
         mine.ended(result, (), (), epoch)
         clock.now += 40.0
         assert not mine.stepped(epoch, result, computing=39.0)

@@ -14,7 +14,7 @@ import torch
 
 from testbed.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
 from testbed.attacks.member import ANOTHERS, COPIED, FIRST_STEP
-from testbed.attacks.stranger import Facts, leader_now
+from testbed.attacks.stranger import Facts, facts_of
 from testbed.attacks.table import STRANGER, Attack
 from testbed.disturbance import digests_of, need, states_of, tell_logs
 from testbed.passes import HOUR, Issuer, key_file
@@ -186,12 +186,7 @@ def _moved(honest: list[LocalPeer], reached: int, steps: int) -> bool:
 def _facts(honest: list[LocalPeer]) -> Facts | None:
     """What a member could tell a stranger now."""
     steps = [member.of(Step)[-1] for member in honest if member.of(Step)]
-    if not steps:
-        return None
-    newest = max(steps, key=lambda event: event.epoch)
-    peers = [member.of(Listening)[0] for member in honest]
-    leader = leader_now([peer.peer_id for peer in peers], newest.epoch, newest.digest)
-    return Facts([peer.addresses[0] for peer in peers], leader, newest.epoch, newest.digest)
+    return facts_of(honest, max(steps, key=lambda event: event.epoch)) if steps else None
 
 
 def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, Any]:

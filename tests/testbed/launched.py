@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -151,3 +152,24 @@ class Commands:
                 self.go.set()
         self.ended.set()
         self.go.set()
+
+
+def peer_arguments(description: str | None) -> argparse.ArgumentParser:
+    """What peers with a simulated device are told, ours and the baseline's."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", default="dalle", help="run whose model's shapes and optimizer are used")
+    parser.add_argument("--part", type=float, default=1.0, help="part of the rows of large tensors to keep")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
+    parser.add_argument("--client-mode", action="store_true", help="accept no connections")
+    parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
+    parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
+    parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
+    parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
+    parser.add_argument("--seed", type=int, default=0, help="of the gradients")
+    parser.add_argument("--matchmaking-time", type=float, default=5.0)
+    parser.add_argument("--averaging-timeout", type=float, default=180.0)
+    parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
+    parser.add_argument("--wait-for-go", action="store_true", help="train only when standard input says 'go'")
+    parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
+    return parser

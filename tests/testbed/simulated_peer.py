@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from testbed.launched import Commands, tell, tell_line
+from testbed.launched import Commands, peer_arguments, tell, tell_line
 from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim.kernels import warm_up
@@ -150,31 +150,16 @@ def write_parameters(collaboration: Collaboration, path: str) -> None:
 
 def main() -> None:
     """Run one peer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", default="dalle", help="run whose model's shapes and optimizer are used")
-    parser.add_argument("--part", type=float, default=1.0, help="part of the rows of large tensors to keep")
+    parser = peer_arguments(__doc__)
     parser.add_argument("--home", type=Path, required=True, help="folder for this peer's identity")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
-    parser.add_argument("--client-mode", action="store_true", help="accept no connections")
     parser.add_argument("--max-upload", type=float, help="Mbit/s; no cap without it")
     parser.add_argument("--max-download", type=float, help="Mbit/s; no cap without it")
-    parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
-    parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
-    parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
-    parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients")
     parser.add_argument("--codec", choices=("linear8", "blockwise8"), default="linear8")
     parser.add_argument("--local", action="store_true", help="local steps, each of one micro-batch")
     parser.add_argument("--sparse", type=int, default=0, help="elements of each 4,096 in their messages; 0: all")
     parser.add_argument("--delayed", action="store_true", help="local steps that go on beside a round")
     parser.add_argument("--wait-for-gradients", action="store_true", help="without delayed updates")
-    parser.add_argument("--matchmaking-time", type=float, default=5.0)
-    parser.add_argument("--averaging-timeout", type=float, default=180.0)
-    parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
     parser.add_argument("--statistics-expiration", type=float, default=60.0)
-    parser.add_argument("--wait-for-go", action="store_true", help="train only when standard input says 'go'")
-    parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
     args = parser.parse_args()
 
     die_with_parent()

@@ -39,7 +39,7 @@ import torch
 from hivemind import DHT, Optimizer
 from hivemind.compression import BlockwiseQuantization, CompressionBase, Float16Compression, SizeAdaptiveCompression
 from hivemind.optim.grad_averager import GradientAverager
-from testbed.launched import Commands, tell
+from testbed.launched import Commands, peer_arguments, tell
 from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
 from torch import Tensor
 
@@ -258,27 +258,12 @@ def write_parameters(optimizer: Optimizer, path: str) -> None:
 
 def main() -> None:
     """Run one peer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", default="dalle", help="run whose model's shapes and optimizer are used")
-    parser.add_argument("--part", type=float, default=1.0, help="part of the rows of large tensors to keep")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
-    parser.add_argument("--client-mode", action="store_true", help="accept no connections")
+    parser = peer_arguments(__doc__)
     parser.add_argument("--dht-only", action="store_true", help="a DHT node for others to join through")
-    parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
-    parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
-    parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
-    parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients")
     parser.add_argument("--wait-for-gradients", action="store_true", help="delay_grad_averaging=False, as published")
-    parser.add_argument("--matchmaking-time", type=float, default=5.0)
-    parser.add_argument("--averaging-timeout", type=float, default=180.0)
     parser.add_argument("--allreduce-timeout", type=float, default=60.0)
-    parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
     parser.add_argument("--synchronise", action="store_true", help="take the others' state over before training")
     parser.add_argument("--digests", action="store_true", help="a digest of the parameters with every step")
-    parser.add_argument("--wait-for-go", action="store_true", help="train only when standard input says 'go'")
-    parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
     args = parser.parse_args()
 
     die_with_parent()

@@ -27,7 +27,8 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.identity.peer_key import made_key
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Emit, Log
+from tt_cli.supervisor.events import Emit, Listening, Log, Step
+from tt_cli.supervisor.local_swarm import LocalPeer
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
@@ -92,9 +93,11 @@ def signer_of(path: Path) -> Signer:
     return Signer(key)
 
 
-def leader_now(peers: Sequence[str], epoch: int, digest: str) -> str:
-    """Of these peers, the one that leads the groups of this state."""
-    return leader_of(state_key(epoch, digest), tuple(peers))
+def facts_of(members: Sequence[LocalPeer], newest: Step) -> Facts:
+    """What a member could tell a stranger now. newest: what one of these members has made."""
+    peers = [member.of(Listening)[0] for member in members]
+    leader = leader_of(state_key(newest.epoch, newest.digest), tuple(peer.peer_id for peer in peers))
+    return Facts([peer.addresses[0] for peer in peers], leader, newest.epoch, newest.digest)
 
 
 class Stranger:
