@@ -172,7 +172,7 @@ def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
 
 
 def test_it_waits_for_steps_takes_the_newest_and_the_last(tiny: Tiny, opened: Open) -> None:
-    evaluator = opened()
+    evaluator = opened(prompts=[])
     for step, due in ((5, True), (14, False), (15, True)):
         save(tiny, step)
         assert evaluator.look() is due
@@ -329,7 +329,7 @@ def test_only_so_many_steps_keep_their_pictures(
     tiny: Tiny, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "KEPT_STEPS", 3)
-    evaluator = opened(every=1)
+    evaluator = opened(every=1, prompts=["owl"])
     (folder / "pictures").mkdir()
     (folder / "pictures" / "of-somebody-else.png").write_bytes(b"")
     for step in range(1, 7):
