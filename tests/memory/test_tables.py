@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
+from conftest import Tt
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.answer_tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, Tables
@@ -17,7 +16,6 @@ from tt_cli.memory.report import report
 from tt_cli.run import load_run
 from tt_cli.task import task_of
 
-Tt = Callable[..., subprocess.CompletedProcess[str]]
 TABLES = Tables(load_run("emoji"), "emoji")
 RUNS = {"emoji": TABLES, "words": Tables(load_run("words"), "words", task_of)}
 
@@ -50,14 +48,14 @@ def test_every_answer_is_that_of_the_command(model: str) -> None:
         assert table["flops"][" ".join(map(str, key))] * table["examples"] == found.compute["flops"]
 
 
-def test_the_flags_ask_the_same(tt: Tt) -> None:
+def test_the_flags_ask_the_same(here: Tt) -> None:
     """What the page writes as a command, the command takes, and answers as the table does."""
     table = TABLES.table("gpt2")
     gpu = next(gpu for gpu in table["gpus"] if gpu["flag"] == "8GB")
     for key in ("0 0 0 0", "2 1 1 0", "1 2 2 1", "0 3 1 1"):
         picked = [choice["options"][int(i)]["flag"] for i, choice in zip(key.split(), table["choices"], strict=True)]
         words = " ".join([table["command"], "--gpu", gpu["flag"], *picked, "--micro-batch", "4", "--json"]).split()
-        ran = tt(*words[1:])
+        ran = here(*words[1:])
         assert ran.returncode == 0, ran.stderr
         answer: dict[str, Any] = json.loads(ran.stdout)
         found = totals(table, key, SIZES.index(4))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optim.settings import normal
+from testbed.spawned import python
 
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map
 from tt_cli.optim.kernels import warm_up
@@ -80,10 +79,8 @@ def test_a_sum_does_not_see_what_the_buffer_held_before() -> None:
 def test_warming_up_loads_bitsandbytes_without_a_word() -> None:
     """bitsandbytes warns while it is imported; nobody who trains can do anything about it."""
     code = (
-        "import sys, tt_cli.optim.kernels; print('bitsandbytes' in sys.modules); "
-        "tt_cli.optim.kernels.warm_up(); print('bitsandbytes' in sys.modules)"
+        "import sys, warnings, tt_cli.optim.kernels; print('bitsandbytes' in sys.modules); "
+        "warnings.simplefilter('default'); tt_cli.optim.kernels.warm_up(); print('bitsandbytes' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert (done.stdout, done.stderr) == ("False\nTrue\n", "")
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\nTrue\n", "")
