@@ -78,13 +78,6 @@ def test_every_epoch_has_every_row_once(tmp_path: Path, container: str) -> None:
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_the_order_is_the_seeds(tmp_path: Path) -> None:
-    shards(tmp_path, 4, 25)
-    first, again, other = (rows_of(reader_of(tmp_path, seed=seed).blocks(), 100) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three shards of 40 rows, one in six of them bad."""
@@ -142,21 +135,6 @@ def test_codes_of_both_columns_are_the_same(tmp_path: Path) -> None:
         del one["code"]
     write_shard(tmp_path / "train.parquet", dense)
     assert len(set(rows_of(reader_of(tmp_path).blocks(), 30))) == 30
-
-
-def test_bad_rows_are_counted_with_the_block_they_stood_in(tmp_path: Path) -> None:
-    bad = [row(caption=""), row(NSFW="NSFW"), row(code=b"x"), row(code=code(1, 2, 3, 10)), row(original_width=9000)]
-    write(tmp_path / "train.parquet", [*numbered(10), *bad])
-    counts: Counter[str] = Counter()
-    found = 0
-    for block in reader_of(tmp_path).blocks():
-        found += len(block.captions)
-        counts.update(block.counts)
-        if found == 20:  # two epochs, a block each
-            break
-    assert {name: count for name, count in counts.items() if count} == {
-        name: 2 for name in ("no_caption", "nsfw", "code_width", "code_range", "aspect_ratio")
-    }
 
 
 @pytest.mark.parametrize(("bad", "reason"), [(code(1), "code width"), (code(1, 2, 3, 10), "code range")])

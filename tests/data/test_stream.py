@@ -50,7 +50,7 @@ def test_the_order_is_the_seeds(tokenizer: Tokenizer, subset: int) -> None:
     assert first != other
 
 
-@pytest.mark.parametrize("size", [7, 12, 30, 45])
+@pytest.mark.parametrize("size", [7, 45])
 def test_an_epoch_has_every_example_once(tmp_path: Path, tokenizer: Tokenizer, size: int) -> None:
     for shard in range(3):
         write(tmp_path / f"data/train-{shard}.parquet", numbered(30)[shard * 10 : shard * 10 + 10])

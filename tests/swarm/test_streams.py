@@ -268,13 +268,6 @@ def test_a_rate_is_each_peers_own() -> None:
     assert charged(rate, "a")
 
 
-def test_what_is_remembered_of_peers_is_bounded() -> None:
-    rate = RateLimit(burst=1.0, per_second=1.0, most=10)
-    for number in range(100):
-        rate.charge(str(number))
-    assert len(rate._left) == 10
-
-
 def test_places_are_given_back() -> None:
     places = Places(1, 2)
     with places.one("a"), places.one("b"):
