@@ -80,20 +80,20 @@ def test_every_epoch_has_every_row_once(tmp_path: Path, container: str) -> None:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of 40 rows, one in six of them bad."""
+    """Three shards of 20 rows, one in six of them bad."""
     folder = tmp_path_factory.mktemp("many")
     rows = [
         one if number % 6 else {**one, "code": code(1, 2, 3, 10) if number % 12 else b"short"}
-        for number, one in enumerate(numbered(120))
+        for number, one in enumerate(numbered(60))
     ]
     for shard in range(3):
-        write(folder / f"train-{shard}.parquet", rows[shard * 40 : shard * 40 + 40])
+        write(folder / f"train-{shard}.parquet", rows[shard * 20 : shard * 20 + 20])
     return folder
 
 
-@given(taken=st.integers(0, 250), buffer=st.integers(1, 130), seed=st.integers(0, 3))
+@given(taken=st.integers(0, 125), buffer=st.integers(1, 65), seed=st.integers(0, 3))
 def test_a_reader_goes_on_to_the_row_where_another_was(many: Path, taken: int, buffer: int, seed: int) -> None:
-    whole = rows_of(reader_of(many, seed=seed, shuffle_buffer=buffer).blocks(), 330)[:330]
+    whole = rows_of(reader_of(many, seed=seed, shuffle_buffer=buffer).blocks(), 165)[:165]
     first, left, state = reader_of(many, seed=seed, shuffle_buffer=buffer), taken, None
     for block in first.blocks():
         if left <= len(block.captions):
@@ -103,8 +103,8 @@ def test_a_reader_goes_on_to_the_row_where_another_was(many: Path, taken: int, b
     state = json.loads(json.dumps(state))
     second = reader_of(many, seed=99, state=state, shuffle_buffer=buffer)
     assert second.seed == seed
-    rest = rows_of(second.blocks(), 330 - taken)
-    assert whole[:taken] + rest[: 330 - taken] == whole
+    rest = rows_of(second.blocks(), 165 - taken)
+    assert whole[:taken] + rest[: 165 - taken] == whole
 
 
 def test_a_state_about_other_data_is_a_beginning(tmp_path: Path) -> None:
