@@ -143,11 +143,11 @@ def test_a_ban_that_nobody_would_hear_of_is_refused(here: Tt, file: str, tmp_pat
     assert ok(here("authority", "bans", file)) == "None.\n"
 
 
-@pytest.mark.parametrize("name", ["abc123", "Wjhx5N", "12D3KooWabc", PEER[:-1], "mallory"])
-def test_what_is_no_whole_peer_id_is_not_banned(here: Tt, file: str, name: str) -> None:
+def test_what_is_no_whole_peer_id_is_not_banned(here: Tt, file: str) -> None:
     ok(here("authority", "init", file))
-    said = one_line(here("authority", "ban", file, "--peer", name), 2)
-    assert said == f"tt: '{name}' is no peer's whole id: `tt authority members RUN` lists them\n"
+    for name in ("abc123", "Wjhx5N", "12D3KooWabc", PEER[:-1], "mallory"):
+        said = one_line(here("authority", "ban", file, "--peer", name), 2)
+        assert said == f"tt: '{name}' is no peer's whole id: `tt authority members RUN` lists them\n"
     assert ok(here("authority", "bans", file)) == "None.\n"
 
 
