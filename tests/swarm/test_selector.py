@@ -73,6 +73,15 @@ def test_trainers_that_nobody_met_do_not_count_for_who_has_met_others() -> None:
     assert not mine.plan(seen, *HERE).enough, "whom it met counts, whatever it holds against it"
 
 
+def test_who_began_anew_counts_those_with_whom_it_voted_before_from_its_first_step_on() -> None:
+    """Two that began anew and have met a third would be enough for each other, of four."""
+    mine, seen = company("b", "c", "d"), view("b", "c", "d", vote=True)
+    mine.before = frozenset({"me", "c", "gone"})
+    assert mine.plan(seen, *HERE).newcomer
+    mine.stepped(5, RoundResult(complete=True, voting=frozenset({"me", "b"})))
+    assert mine.plan(seen, *HERE).swarm == 3 and not mine.plan(seen, *HERE).newcomer
+
+
 def test_a_newcomer_counts_those_who_vote_and_does_not_go_alone() -> None:
     mine = company("b", "c", "d")
     beginning = mine.plan(view("b", "c", "d"), *HERE)

@@ -169,6 +169,11 @@ class Averager(StateBridge, DecentralizedAverager):
         )
 
     @property
+    def voted_with(self) -> frozenset[str]:
+        """Who was in the last round in which this peer voted before it began."""
+        return self._votes.last.voting
+
+    @property
     def upload(self) -> int:
         """Kbit/s that this peer's line sends, 0 where it is not known."""
         return self._line.upload

@@ -142,6 +142,7 @@ class Collaboration:
         self._selector = ParticipantSelector(
             self.peer_id, self.board, guilty, self.averager.show_proofs, late, turn, self.clock
         )
+        self._selector.before = self.averager.voted_with
         self._worker: threading.Thread | None = None
 
     # ------------------------------------------------------------------ for the training loop

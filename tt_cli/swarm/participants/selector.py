@@ -32,7 +32,8 @@ class ParticipantSelector:
     state may fail: from then on another one leads in each such time, by the clock, which all have in common.
 
     avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
-    they hold the others up, or leave its audits unanswered.
+    they hold the others up, or leave its audits unanswered. before: who was in the last round in which it voted before
+    it began: whom it has not met again since would not count for its steps, and less than half of all be enough.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ParticipantSelector:
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._turn, self._fails_since = turn, math.inf
         self._state_key = ""  # of the last plan
-        self._met = set[str]()  # in rounds that were committed
+        self.before, self._met = frozenset[str](), set[str]()  # the second in rounds that were committed
 
     @property
     def shunned(self) -> frozenset[str]:
@@ -174,7 +175,7 @@ class ParticipantSelector:
         Returns of whom it says from now on that the swarm is faster without it.
         """
         self._disputed = frozenset()
-        self._met |= result.voting
+        self._met |= result.voting | self.before
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
         now = self._clock.monotonic()
         whole, self._stepped_at = now - self._stepped_at, now
