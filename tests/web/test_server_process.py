@@ -95,7 +95,7 @@ def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, mon
         for client in clients:
             assert client.next("step") == {
                 **{"step": 2, "time": 1002.0, "loss": 2.5},
-                **{"peers": 2, "samples_per_second": 40.0},
+                **{"peers": 2, "samples_per_second": 40.0, "era": ""},
             }
             assert client.next("snapshot")["time"] == 2.0
         assert b"tt_live_clients 3.0" in get(port, "/metrics")[1]
