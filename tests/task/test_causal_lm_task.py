@@ -53,10 +53,10 @@ def test_perplexity_is_told_beside_the_loss() -> None:
 
 
 @pytest.mark.debian
+@inductor.patch({"cpp.vec_isa_ok": False})
 def test_compiled_layers_compute_the_same_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a CPU's compiler, one number at a time, at two micro-batches."""
     monkeypatch.setattr(fusion, "compiled", set())
-    monkeypatch.setattr(inductor.cpp, "vec_isa_ok", False)
     task = task_of(RUN)
     model, batch = task.new_model(), next(task.examples(0).batches(4))
 
