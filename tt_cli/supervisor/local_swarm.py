@@ -138,9 +138,9 @@ class LocalSwarm:
                     member.events.append(event)
                     self._news.notify_all()
                 self._show(member.name, event)
-            with self._news:
-                self._news.notify_all()
             if (code := member.worker.exit_code or 0) < 0 and not self._over:
                 self._show(member.name, Failure(f"ended by {signal.Signals(-code).name}"))
         except OSError as error:
             self._unread = error
+        with self._news:
+            self._news.notify_all()

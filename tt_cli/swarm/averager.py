@@ -170,7 +170,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     @property
     def voted_with(self) -> frozenset[str]:
-        """Who was in the last round in which this peer voted before it began."""
+        """The members of the last round in which this peer voted before it began."""
         return self._votes.last.voting
 
     @property

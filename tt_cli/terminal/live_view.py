@@ -52,7 +52,7 @@ def standard_error_in(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _lost_quietly() -> Iterator[None]:
-    """What a closed terminal or a full disk does not take ends nobody's work."""
+    """Lines that a closed terminal or a full disk does not take end nobody's work."""
     try:
         yield
     except OSError as lost:

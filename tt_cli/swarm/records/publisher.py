@@ -238,7 +238,7 @@ class PeerDirectory:
 
     @property
     def told(self) -> PeerRecord | None:
-        """What the others were sent last, and had; of its samples and speed no more than they believe."""
+        """The record that the others were sent last, and had; with no more samples and speed than they believe."""
         if (sent := self._sent) is None:
             return None
         samples, speed = min(sent.samples, self._claims.most), min(sent.samples_per_second, self._claims.speed)
