@@ -122,20 +122,32 @@ def test_a_pass_that_ran_out_while_the_machine_slept_is_renewed_when_it_wakes(to
     assert told.lines == []
 
 
-def test_peers_tell_the_authority_where_they_are_and_hear_of_the_others(running: Running, told: Told) -> None:
+def test_peers_tell_the_authority_where_they_are_and_hear_of_the_others(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who accepts no connections any more is named to nobody. An authority is told once it has named somebody."""
-    where, unfit, folder = list[str](), list[str](), folders.run_folder(running.run)
-    bob, expires = begun(running, told, "bob"), time.time() + LIFE
-    with begun(running, told, addresses=lambda: [*unfit, *where]) as ada:
+    monkeypatch.setattr(room, "NEARLY_OVER", 7200.0)  # passes of before are renewed at once, and last longer than this
+    ada_at, bob_at = list[str](), list[str]()
+
+    def later() -> float:
+        return time.time() + 300.0  # a pass is old enough for a look at where its peer is
+
+    with Running(life=3600.0) as running:
+        folder = folders.run_folder(running.run)
+        ada = begun(running, told, addresses=lambda: ada_at, clock=later)
+        bob = begun(running, told, "bob", addresses=lambda: bob_at, clock=later)
         assert not ada._source.lacks(["anywhere"]), "it may be one of before"
-        where.append(f"/ip4/203.0.113.7/tcp/31337/p2p/{ada._source.peer_id}")
-        unfit[:] = ["/dns4/ä/tcp/1/p2p/" + ada._source.peer_id, "/" + "a" * 300]
-        wait_for(lambda: ada._source._told == where and time.time() > expires)
-        with bob:  # whose pass is over
-            assert peers_met(folder) == bob._source.members == where and ada._source.members == []
-            where.clear()
-            wait_for(lambda: bob._source.members == [])
-            assert peers_met(folder), "they may be there again"
+        with ada:
+            where = f"/ip4/203.0.113.7/tcp/31337/p2p/{ada._source.peer_id}"
+            ada_at[:] = ["/dns4/ä/tcp/1/p2p/" + ada._source.peer_id, "/" + "a" * 300, where]
+            wait_for(lambda: ada._source._told == [where])
+            with bob:
+                assert peers_met(folder) == bob._source.members == [where] and ada._source.members == []
+                ada_at.clear()
+                wait_for(lambda: ada._source._told == [])
+                bob_at.append("/ip4/203.0.113.8/tcp/31337")  # nobody's, and a reason to ask again
+                wait_for(lambda: bob._source.members == [])
+                assert peers_met(folder) == [where], "they may be there again"
     assert told.lines == []
 
 
