@@ -66,6 +66,23 @@ def test_figures_are_recorded_and_compared(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.splitlines()[1:] == ["  even[bound]: was 1000, is 1664"]
 
 
+def test_tests_that_failed_in_some_run_are_named_and_what_is_reported_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = '<testcase classname="tests.a" name="late"><failure message="assert 1 == 2&#10; more"/></testcase>'
+    passed = '<testcase classname="tests.a" name="late"/><testcase classname="tests.a" name="other"/>'
+    broken = '<testcase classname="tests.b" name="x"><error/></testcase>'
+    for run, cases in enumerate((failed, passed, failed + broken), 1):
+        (tmp_path / f"{run}-quick.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    harness.run("flakiness", ["--quick", "--json", "--runs", "3", "--reports", str(tmp_path)])
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["flaky_runs"], figures["flaky_tests"], figures["flaky_failures"]) == (3, 2, 3)
+    assert figures["failures"] == [
+        {"test": "tests.a::late", "times": 2, "reason": "assert 1 == 2"},
+        {"test": "tests.b::x", "times": 1, "reason": ""},
+    ]
+
+
 def test_what_drifted_is_a_number_far_off_or_gone() -> None:
     before = {"share": 0.01, "each": [1, 2.0], "lost": 0, "said": "3 words", "same": True, "grown": -1}
     assert not stored.drifted(before, before | {"share": 0.014, "each": [0.7, 2.9], "said": "4 words", "new": 9})
