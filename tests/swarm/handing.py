@@ -96,7 +96,7 @@ class Network:
             more["lend"] = node.donor.lend
         wanted = WantedState(**{"read_tree": read_tree, "timeout": 5.0, **more})
         p2p = self._taking if node is None else node.p2p
-        return StateClient(p2p, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
+        return StateClient(p2p, RUN, TrustedDigests(self.records, str(p2p.peer_id)), StateBuffer.new(), wanted)
 
 
 def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[Libp2p], None]:

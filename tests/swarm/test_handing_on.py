@@ -209,7 +209,7 @@ def test_who_only_takes_an_older_state_is_no_false_donor(holds: bool, monkeypatc
         foremost, older = state().digest(), state(3).digest()
         records = [record("donor", epoch=5, digest=foremost), record("taker", epoch=3, digest=older)]
         wanted = WantedState(read_tree, 1.0)
-        client = StateClient(SimpleNamespace(peer_id="me"), RUN, TrustedDigests(lambda: records), None, wanted)  # type: ignore[arg-type]
+        client = StateClient(SimpleNamespace(peer_id="me"), RUN, TrustedDigests(lambda: records, "me"), None, wanted)  # type: ignore[arg-type]
         client._connect = lambda donor: contextlib.nullcontext(Older())  # type: ignore[assignment]
         await client._signatures.look()
         for _ in range(ATTEMPTS):

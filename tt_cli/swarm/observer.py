@@ -68,7 +68,7 @@ class Observer(ExitStack):
             p2p = await self._dht.replicate_p2p()
             try:
                 PassGuard(membership_at(self._dht)).guard_calls(p2p)
-                signatures = TrustedDigests(lambda: read_records(self._dht, self._run))
+                signatures = TrustedDigests(lambda: read_records(self._dht, self._run), str(p2p.peer_id))
                 timeout = PATIENCE * self._run.swarm.next_chunk_timeout
                 wanted = WantedState(read_tree, timeout, select=select, on_bytes=on_bytes)
                 return await StateClient(p2p, self._run.identity, signatures, StateBuffer.new(), wanted).take()
