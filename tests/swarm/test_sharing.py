@@ -185,3 +185,15 @@ def test_an_averagers_process_shows_that_it_lives(peers: list[Peer]) -> None:
         before = float(peer.averager.pulse[0])
         there_and_back = (peer.averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))
         assert any(found is None and float(peer.averager.pulse[0]) > before for found in there_and_back)
+
+
+def test_what_threads_tell_an_averagers_process_at_once_arrives_whole(peers: list[Peer]) -> None:
+    """Such as a manifest, which a pipe takes in parts: another message between them would end that process."""
+    donor, taker = peers
+    sent, long = donor.hold(8, seed=8), {"nobody": ["a" * 46] * 10_000}
+    with ThreadPoolExecutor(3) as threads:
+        told = [threads.submit(taker.averager.show_proofs, long) for _ in range(40)]
+        told += [threads.submit(taker.averager.drop_fetch) for _ in range(400)]
+        assert not [each.exception() for each in told if each.exception()]
+    with (taken := taker.take()).chunks as chunks:
+        assert received_state(taken.tree, chunks.whole(), "").digest() == sent.digest()

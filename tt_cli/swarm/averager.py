@@ -81,7 +81,7 @@ from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.silent_connections import hang_up_on_silent
 from tt_cli.swarm.records.consensus import shared_voices
 from tt_cli.swarm.rounds import KeptRounds
-from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
+from tt_cli.swarm.state.bridge import ControlPipe, StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
 
@@ -154,6 +154,7 @@ class Averager(StateBridge, DecentralizedAverager):
         # uvloop made the pipe non-blocking, in both processes: of a long message, such as a manifest, only a part would
         # be read, and break. hivemind polls before it reads.
         os.set_blocking(self._inner_pipe.fileno(), True)
+        self._outer_pipe = ControlPipe(self._outer_pipe)
 
     # ---------------------------------------------------------------- in the host process
 
