@@ -277,6 +277,7 @@ class Collaboration:
     def _publish(self) -> None:
         if self.averager.era != self.orders.era:
             return  # it goes back just now: a state of one era under the name of the other would count for neither
+        epoch, digest = self.state.position  # at once: another thread may be making a step
         shown = self._last_loss if self._last_loss.samples else self._accumulator.new
         sent_per_hour, received_per_hour = bytes_per_hour(list(self._moved))
         self.board.publish(
@@ -287,8 +288,8 @@ class Collaboration:
                 version=self.about.version[:80],
                 device=self.about.device[:80],
                 client_mode=self.client_mode,
-                epoch=self.epoch,
-                digest=self.state.digest,
+                epoch=epoch,
+                digest=digest,
                 samples=self._accumulator.samples,
                 samples_per_second=self._throughput.per_second(),
                 total_samples=self._throughput.total,
