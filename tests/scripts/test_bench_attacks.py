@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from testbed.attacked import Size, attacked_run, outcome
 from testbed.attacks.table import ATTACKS
 
 from scripts.benchmarks import attacks, harness
+from tt_cli.supervisor.local_swarm import LocalPeer
+from tt_cli.supervisor.worker_process import Worker
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
 CALM |= {"rounds_lost": 0, "finished": 7}
@@ -63,6 +67,9 @@ def test_a_swarm_that_stopped_is_told() -> None:
     row = attacks.compared(stopped, CALM, FIRST)
     assert row["loss_ratio"] is None and row["problem"]
     assert "no step after 2" in harness.table({"rows": [row]})
+    size, worker = Size(1, 1, 30), cast(Worker, None)
+    never = {**stopped, **outcome(attacked_run(size, 0), size, [LocalPeer("ada", worker, Path())])}
+    assert "did not make two steps" in attacks.compared(never, CALM, FIRST)["problem"]
 
 
 def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

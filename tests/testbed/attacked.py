@@ -208,6 +208,7 @@ def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, An
         "longest_step_s": max(gaps.values(), default=None),
         "longest_step": max(gaps, key=lambda step: gaps[step], default=None),
         "seconds": max(times.values()) - min(times.values()) if times else None,
+        **({} if gaps else {"problem": "the honest peers did not make two steps"}),
     }
 
 
