@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,22 @@ async def _avoided(_: DHT, node: DHTNode) -> int:
 
 async def _known(_: DHT, node: DHTNode) -> int:
     return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+async def _count(_: DHT, node: DHTNode, peers: Sequence[str]) -> int:
+    return len(peers)
+
+
+def test_a_node_takes_ids_of_more_peers_than_its_pipe_takes_at_once(start: Callable[..., DHT]) -> None:
+    """As when more than 300 are kept in touch with: what came after them was never heard. From any thread, too."""
+    node, peers = start(), [f"Qm{number:044d}" for number in range(2_000)]
+
+    def ask(count: int) -> int:
+        return int(node.run_coroutine(partial(_count, peers=peers[:count]), return_future=True).result(timeout=20.0))
+
+    counts = range(100, 2_001, 50)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, counts)) == [*counts]
 
 
 def test_who_is_on_the_same_machine_need_not_get_through_to_what_others_are_told(start: Callable[..., DHT]) -> None:

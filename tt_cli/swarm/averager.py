@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -75,13 +74,14 @@ from tt_cli.swarm.audit.work import WorkAudits
 from tt_cli.swarm.ballot import Ballot, OwnVotes
 from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
+from tt_cli.swarm.hivemind_patches import take_long_messages
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.silent_connections import hang_up_on_silent
 from tt_cli.swarm.records.consensus import shared_voices
 from tt_cli.swarm.rounds import KeptRounds
-from tt_cli.swarm.state.bridge import ControlPipe, StateBridge, StateSource, TreeReader
+from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
 
@@ -151,10 +151,7 @@ class Averager(StateBridge, DecentralizedAverager):
             allow_state_sharing=False,
             shutdown_timeout=2,
         )
-        # uvloop made the pipe non-blocking, in both processes: of a long message, such as a manifest, only a part would
-        # be read, and break. hivemind polls before it reads.
-        os.set_blocking(self._inner_pipe.fileno(), True)
-        self._outer_pipe = ControlPipe(self._outer_pipe)
+        take_long_messages(self)
 
     # ---------------------------------------------------------------- in the host process
 

@@ -7,6 +7,9 @@ either starts and before anything is encoded; again it changes nothing.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from multiprocessing.connection import Connection
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +20,9 @@ import hivemind.p2p.p2p_daemon_bindings.p2pclient as p2p_client
 import hivemind.utils.tensor_descr
 import torch
 from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
+from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import StepControl
+from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto.p2pd_pb2 import RPCError
@@ -59,6 +64,28 @@ def cancel_before_telling(control: StepControl) -> bool:
     """
     MPFuture.cancel(control)
     return bool(_hivemind_cancel(control))
+
+
+class InTurn:
+    """The end of a pipe on which threads send, one at a time: of a long message others would get between the parts."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe, self._turn = pipe, threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Send one message, as a whole."""
+        with self._turn:
+            self._pipe.send(message)
+
+
+def take_long_messages(process: DHT | DecentralizedAverager) -> None:
+    """Have a process that runs take messages of more than 16 KiB, such as a manifest or the ids of 400 peers, whole.
+
+    uvloop made the pipe non-blocking, for both: such a message is written in parts, and read before all are there, or
+    with another thread's between them. All that comes after it is rubbish, so the process would hear nothing any more.
+    """
+    os.set_blocking(process._inner_pipe.fileno(), True)  # hivemind polls before it reads
+    process._outer_pipe = InTurn(process._outer_pipe)
 
 
 class PendingCalls(dict[UUID, "asyncio.Future[bytes]"]):

@@ -104,6 +104,7 @@ def start_dht(
         dht.membership = membership  # which the averager's process gets too, when it forks
         # Bounded, for a node that dies, or fails with what cannot be pickled, never says so.
         dht.run_in_background(timeout=READY_SECONDS)
+        hivemind_patches.take_long_messages(dht)
         dht.listening = [] if client_mode else listen
         return dht
     except Exception as error:  # hivemind passes on whatever its node or daemon raised

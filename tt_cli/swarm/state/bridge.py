@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -43,21 +41,6 @@ StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 
 OnProgress = Callable[[int, int, int], None]
 """(bytes that came, bytes there will be, 0 while nobody has said; donors that give now)."""
-
-
-class ControlPipe:
-    """The end of hivemind's pipe to the averager's process on which the host's threads send: one at a time.
-
-    A message of more than 16 KiB, such as a manifest, is written in parts; another one between them would break both.
-    """
-
-    def __init__(self, pipe: Connection):
-        self._pipe, self._turn = pipe, threading.Lock()
-
-    def send(self, message: object) -> None:
-        """Send one message, as a whole."""
-        with self._turn:
-            self._pipe.send(message)
 
 
 class StateBridge:
