@@ -81,6 +81,8 @@ def test_a_node_takes_ids_of_more_peers_than_its_pipe_takes_at_once(start: Calla
     counts = range(100, 2_001, 50)
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(ask, counts)) == [*counts]
+    node.shutdown()
+    assert node.exitcode == 0, "it was asked to end, and heard that, too"
 
 
 def test_who_is_on_the_same_machine_need_not_get_through_to_what_others_are_told(start: Callable[..., DHT]) -> None:

@@ -7,8 +7,8 @@ either starts and before anything is encoded; again it changes nothing.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
-import threading
 from multiprocessing.connection import Connection
 from typing import Any
 from uuid import UUID
@@ -67,15 +67,22 @@ def cancel_before_telling(control: StepControl) -> bool:
 
 
 class InTurn:
-    """The end of a pipe on which threads send, one at a time: of a long message others would get between the parts."""
+    """The end of a pipe on which threads send, one at a time: of a long message others would get between the parts.
+
+    Those of a process that is forked later, too, as an averager's asks the DHT's.
+    """
 
     def __init__(self, pipe: Connection):
-        self._pipe, self._turn = pipe, threading.Lock()
+        self._pipe, self._turn = pipe, multiprocessing.Lock()
 
     def send(self, message: object) -> None:
         """Send one message, as a whole."""
         with self._turn:
             self._pipe.send(message)
+
+    def close(self) -> None:
+        """Send no more."""
+        self._pipe.close()
 
 
 def take_long_messages(process: DHT | DecentralizedAverager) -> None:
