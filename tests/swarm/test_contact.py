@@ -136,10 +136,19 @@ def test_silent_initial_peers_keep_nobody_out(start: Callable[..., DHT], monkeyp
             start(*where)
 
 
+def daemon_flags(node: DHT) -> list[bytes]:
+    (daemon,) = [pid for pid in family_of(node.pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
+    return Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")
+
+
 def test_no_stranger_can_send_through_a_peer(start: Callable[..., DHT]) -> None:
-    (daemon,) = [pid for pid in family_of(start().pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
-    flags = Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")
+    flags = daemon_flags(start())
     assert b"-relay=0" in flags and b"-autoRelay=0" in flags
+
+
+def test_a_daemon_has_room_for_the_connections_of_a_large_swarm(start: Callable[..., DHT]) -> None:
+    flags = daemon_flags(start())
+    assert b"-connLo=1536" in flags and b"-connHi=2048" in flags
 
 
 def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(

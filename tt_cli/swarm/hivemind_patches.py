@@ -36,7 +36,10 @@ from tt_cli.swarm.records.dht_search import DHTNode
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
 
+CONNECTIONS = {"connLo": 1_536, "connHi": 2_048}  # 75 KiB each
+
 _hivemind_cancel = StepControl.cancel
+_process_args = P2P._make_process_args
 
 
 def apply() -> None:
@@ -46,6 +49,7 @@ def apply() -> None:
     hivemind.dht.protocol.AuthRPCWrapper = AuthorizedByPeerId
     hivemind.dht.dht.DHTNode = DHTNode
     hivemind.dht.node.DHTProtocol, hivemind.dht.protocol.RoutingTable = DHTProtocol, RoutingTable
+    P2P._make_process_args = staticmethod(roomy_daemon)
     P2P.receive_protobuf = staticmethod(receive_bounded)
     P2P.send_raw_data = staticmethod(send_bounded)
     hivemind.utils.tensor_descr._safe_check_pinned = never_pinned
@@ -54,6 +58,14 @@ def apply() -> None:
 def never_pinned(tensor: torch.Tensor) -> bool:
     """Answer hivemind that a tensor that travels is not pinned: it would ask CUDA, and who did must not fork."""
     return False
+
+
+def roomy_daemon(*command: object, **flags: object) -> list[str]:
+    """Start p2pd with room for the connections of a large swarm.
+
+    By itself it closes all but 256 as soon as there are 512, whatever is on its way over them.
+    """
+    return list(_process_args(*command, **flags, **CONNECTIONS))
 
 
 def cancel_before_telling(control: StepControl) -> bool:
