@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from testbed.attacked import Size, attacked_run, outcome
 from testbed.attacks.table import ATTACKS
+from testbed.peer import in_one_order
 
 from scripts.benchmarks import attacks, harness
 from tt_cli.supervisor.local_swarm import LocalPeer
 from tt_cli.supervisor.worker_process import Worker
+from tt_cli.task import task_of
+from tt_cli.task.task import Task
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
 CALM |= {"rounds_lost": 0, "finished": 7}
@@ -48,6 +53,17 @@ def test_losses_and_times_are_told_beside_those_without_an_attack() -> None:
 )
 def test_what_does_not_reach_the_goal(changes: dict[str, Any]) -> None:
     assert not compared(**changes)["target_met"]
+
+
+def test_who_copies_has_the_same_examples_as_the_others_of_its_seed_and_nobody_else_has() -> None:
+    run = attacked_run(Size(1, 1, 30), 1)
+
+    def first(task: Task[Any], peer: str) -> torch.Tensor:
+        with closing(task.examples(100, peer=peer)) as stream:
+            return next(iter(stream.batches(8))).tensors["text"]
+
+    assert torch.equal(first(in_one_order(run), "mallory-0"), first(in_one_order(run), "mallory-1"))
+    assert not torch.equal(first(task_of(run), "anna"), first(task_of(run), "ben"))
 
 
 def test_a_sign_flip_of_three_in_ten_has_a_limit_of_its_own() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from testbed.attacks.member import attacking, speaking_for
+from testbed.attacks.member import COPIED, attacking, speaking_for
 from testbed.conduct import Conduct, ConductedAverager
 from testbed.faults import DAMAGE, DEVICE, NOT_FINITE, DueFaults, FaultyState, break_device, conduct_of
 from tt_cli.data.examples import Batch
@@ -31,7 +31,9 @@ from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.collaboration import Collaboration, NetworkAccess
 from tt_cli.swarm.compression import gradient_buffer
+from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
+from tt_cli.task.task import Task
 
 WAIT_SECONDS = 0.1
 LOOK_SECONDS = 1.0  # how soon a peer in lockstep notices that it should leave
@@ -97,10 +99,22 @@ class RandomTask(DalleTask):
         return RandomExamples(self.run)
 
 
+def in_one_order(run: RunConfig) -> Task[Any]:
+    """The run's task, with examples in an order that the seed alone decides: peers that share one have the same."""
+
+    class OneOrder(type(task_of(run))):  # type: ignore[misc]
+        def examples(self, seed: int, **more: Any) -> Any:
+            return super().examples(seed, **{**more, "peer": ""})
+
+    task: Task[Any] = OneOrder(run)
+    return task
+
+
 def different(mine: Differences, orders: Orders, news: threading.Condition) -> trainer.Parts:
     """What such a peer is made of. news: notified of every step."""
     patient = not (mine.pace or mine.lockstep) if mine.patient is None else mine.patient
     own_faults, leaked = DueFaults(mine.faults, own=True), list[bytes]()
+    copied, came = COPIED in mine.attacks, list[Batch]()
 
     class DifferentMicroStep(trainer.MicroStep):
         """Paced, in lockstep, patient, short of memory, or with gradients that are not finite."""
@@ -118,6 +132,9 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
             while mine.gate is not None and not Path(mine.gate).exists() and not orders.leave.is_set():
                 orders.leave.wait(WAIT_SECONDS)
             step, began = collaboration.epoch, time.monotonic()
+            if copied:  # the same for each step, however many micro-batches each of them computes
+                came.append(batch)
+                batch = came[min(step, len(came) - 1)]
             finite = super().__call__(batch)
             if mine.lockstep:
                 self._wait_for_step(step, began + mine.longest)
@@ -181,9 +198,8 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
     collaboration = attacking(DifferentCollaboration, mine.attacks, mine.number)
     if mine.victim:
         collaboration = speaking_for(collaboration, mine.victim)
-    if mine.random:
-        return trainer.Parts(DifferentMicroStep, collaboration, RandomTask)
-    return trainer.Parts(DifferentMicroStep, collaboration)
+    task = RandomTask if mine.random else in_one_order if copied else task_of
+    return trainer.Parts(DifferentMicroStep, collaboration, task)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders, **parts: Any) -> None:
