@@ -65,14 +65,22 @@ def run_tests(arguments: Sequence[str], report: Path, stop: float) -> None:
 
 
 def stand_still(pids: Iterable[int], seconds: float) -> None:
-    """Stop these processes, and let them go on."""
-    for pid in pids:
+    """Stop these processes, and let them go on; but for those that a test has stopped."""
+    running = [pid for pid in pids if not stopped(pid)]
+    for pid in running:
         send(pid, signal.SIGSTOP)
     try:
         time.sleep(seconds)
     finally:
-        for pid in pids:
+        for pid in running:
             send(pid, signal.SIGCONT)
+
+
+def stopped(pid: int) -> bool:
+    """True for a process that stands still."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    return False
 
 
 def send(pid: int, number: signal.Signals) -> None:
