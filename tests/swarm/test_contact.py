@@ -20,14 +20,20 @@ from testbed.greeter import listening
 from tt_cli.errors import TTError
 from tt_cli.identity import multiaddr
 from tt_cli.run import load_run
-from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
 from tt_cli.swarm.network.connectivity import CUT_OFF, UNSEEN, Connectivity, ConnectivityMonitor
-from tt_cli.swarm.network.dht_node import NobodyAnswered, addresses_here, addresses_of, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import (
+    NobodyAnswered,
+    addresses_here,
+    addresses_of,
+    daemon_pid,
+    start_dht,
+    stop_dht,
+)
 from tt_cli.swarm.records.publisher import SwarmState, keep_in_touch
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
@@ -137,8 +143,7 @@ def test_silent_initial_peers_keep_nobody_out(start: Callable[..., DHT], monkeyp
 
 
 def daemon_flags(node: DHT) -> list[bytes]:
-    (daemon,) = [pid for pid in family_of(node.pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
-    return Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")
+    return Path(f"/proc/{daemon_pid(node)}/cmdline").read_bytes().split(b"\0")
 
 
 def test_no_stranger_can_send_through_a_peer(start: Callable[..., DHT]) -> None:

@@ -81,7 +81,7 @@ def cancel_before_telling(control: StepControl) -> bool:
 class InTurn:
     """The end of a pipe on which threads send, one at a time: of a long message others would get between the parts.
 
-    Those of a process that is forked later, too, as an averager's asks the DHT's.
+    The lock is shared with processes that are forked later: an averager's asks the DHT's on it, too.
     """
 
     def __init__(self, pipe: Connection):

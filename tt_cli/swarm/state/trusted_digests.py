@@ -15,7 +15,7 @@ SIGNATURE_PAUSES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each look fo
 
 
 def place_in_order(own: str, peer_id: str) -> float:
-    """Where a peer stands in the order of the peer `own`: no key that somebody makes is the first for all."""
+    """The place of a peer in the order of the peer `own`: no key that somebody makes is the first for all."""
     return random.Random(f"{own} {peer_id}").random()
 
 
