@@ -23,7 +23,7 @@ from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.allreduce.messages import SignedVote
 from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
-from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame
 from tt_cli.swarm.network import stream_limits
@@ -88,7 +88,7 @@ def served(
 
     async def test() -> None:
         async with libp2p.node() as serving, libp2p.node() as stranger:
-            stream_limits.guard(serving, membership(load_run("emoji")))
+            stream_limits.guard(serving, membership(load_run("emoji")), MAX_MEMBERS)
             assert all(handler.stream_output for handler in handlers_of(service))
             await service.add_p2p_handlers(serving, namespace=NAMESPACE)
 
@@ -228,6 +228,24 @@ def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch
     served(libp2p, Service(), use)
 
 
+def test_who_joins_needs_no_place_among_other_streams(monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p) -> None:
+    """Each member of a large group holds a stream at its leader."""
+    monkeypatch.setattr(stream_limits, "TOTAL", 1)
+
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened("rpc_state_chunks")
+        await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=b"x"), writer)
+        await asyncio.wait_for(P2P.receive_protobuf(runtime_pb2.ExpertInfo, reader), LONG)
+        await hung_up((await opened("rpc_state_chunks"))[0])
+        joining, writer = await opened("rpc_join_group")
+        await P2P.send_protobuf(averaging_pb2.JoinRequest(gather=entry_of(join_of().sign(SIGNERS[0]))), writer)
+        await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
+        group, _ = await asyncio.wait_for(P2P.receive_protobuf(averaging_pb2.MessageFromLeader, joining), LONG)
+        assert group is not None
+
+    served(libp2p, Service(), use)
+
+
 class EveryoneBanned(Admission):
     def is_banned(self, peer_id: str) -> bool:
         return True
@@ -320,7 +338,7 @@ def test_calls_and_streams_are_for_who_shows_its_pass(shown: str, tmp_path: Path
             common = {"identity_path": str(key), "check_if_identity_free": False}
             nodes.append(await P2P.create(initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"], **common))
             addresses += await nodes[-1].get_visible_maddrs()
-            stream_limits.guard(nodes[-1], Admission(run, key))
+            stream_limits.guard(nodes[-1], Admission(run, key), MAX_MEMBERS)
         anna, ben = nodes
         try:
             await Echo().add_p2p_handlers(anna, namespace=NAMESPACE)

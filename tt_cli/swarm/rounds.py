@@ -12,8 +12,9 @@ from tt_cli.identity.rate_limit import Places
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 
-SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
+SETTLING = 4  # questions of one peer at once
 
 
 class KeptRounds(dict[bytes, CommitProtocol]):
@@ -24,7 +25,7 @@ class KeptRounds(dict[bytes, CommitProtocol]):
         self._patience, self._sought = patience, 0  # groups that are sought now
         self._given_up: Set[bytes] = frozenset()  # groups that this peer was in and left before their round
         self._changed = asyncio.Condition()  # a round began, or will not
-        self._places = Places(SETTLING, MOST_SETTLING)
+        self._places = Places(SETTLING, MAX_MEMBERS)
 
     def seek(self) -> None:
         """A group is sought from now on."""

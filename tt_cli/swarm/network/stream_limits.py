@@ -30,23 +30,29 @@ SMALLER = {
 }  # one request, not many
 REQUEST_SECONDS = 30.0  # for one of those
 EACH, TOTAL = 12, 512  # streams of one peer at once, and of all
+OF_MEMBERS = ("rpc_join_group", "rpc_aggregate_part")  # one of each member of a group, which are counted for themselves
 LINGER_SECONDS = 5.0  # for the end of a stream that was answered
 REFUSED_SECONDS = 1.0  # for the other side to hang up: closed with something unread, a stream is reset, its words lost
 
 _answered: ContextVar[asyncio.Event] = ContextVar("_answered")
 
 
-def guard(p2p: P2P, membership: Admission) -> None:
-    """Guard all streams that others open to this node from now on, and have passes shown on all its connections."""
+def guard(p2p: P2P, membership: Admission, members: int) -> None:
+    """Guard all streams that others open to this node from now on, and have passes shown on all its connections.
+
+    members: of a group, at most.
+    """
     passes = PassGuard(membership)
     passes.guard_calls(p2p)
-    places, add_handler = Places(EACH, TOTAL), p2p.add_binary_stream_handler
+    of_members, others = {name: Places(EACH, members) for name in OF_MEMBERS}, Places(EACH, TOTAL)
+    add_handler = p2p.add_binary_stream_handler
     add_stream_handler = p2p._add_protobuf_stream_handler
 
     async def add_binary_stream_handler(
         name: str, handler: Callable[[Any, Any, Any], Awaitable[None]], **more: Any
     ) -> None:
         method = name.rpartition(".")[2]
+        places = of_members.get(method, others)
 
         async def guarded(info: Any, reader: Any, writer: Any) -> None:
             try:

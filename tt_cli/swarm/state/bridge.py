@@ -20,6 +20,7 @@ from hivemind.utils import MPFuture
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import keep_objects_shared
 from tt_cli.swarm.clock import Clock
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
@@ -142,7 +143,7 @@ class StateBridge:
 
     @_p2p.setter
     def _p2p(self, p2p: P2P) -> None:
-        stream_limits.guard(p2p, self._membership)
+        stream_limits.guard(p2p, self._membership, MAX_MEMBERS)
         self._node = p2p
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
