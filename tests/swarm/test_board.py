@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,22 +256,28 @@ def test_samples_beyond_the_target_are_not_told(member: PeerDirectory) -> None:
 
 
 class Asked:
-    """A DHT without records. latest: of each look, whether all nodes were asked. stored: records. hangs: no answer."""
+    """A DHT without records. latest: of each look, whether all nodes were asked. stored: epochs of records.
 
-    def __init__(self, membership: Admission, hangs: bool = False):
-        self.membership, self.latest, self.stored, self._hangs = membership, list[bool](), 0, hangs
+    hangs: no answer. held: answers come once it is set. keeps: whether a record that is sent is kept.
+    """
+
+    def __init__(self, membership: Admission, hangs: bool = False, keeps: bool = True):
+        self.membership, self.latest, self.stored = membership, list[bool](), queue.SimpleQueue[int]()
+        self._hangs, self._keeps, self.held = hangs, keeps, threading.Event()
+        self.held.set()
 
     def get(self, key: str, latest: bool, return_future: bool) -> Any:
         self.latest.append(latest)
         return SimpleNamespace(result=self._result)
 
     def _result(self, timeout: float) -> None:
+        self.held.wait()
         if self._hangs:
             raise TimeoutError
 
-    def store(self, *args: Any, **more: Any) -> Any:
-        self.stored += 1
-        return SimpleNamespace(result=lambda timeout: True)
+    def store(self, *args: Any, value: dict[str, Any], **more: Any) -> Any:
+        self.stored.put(value["epoch"])
+        return SimpleNamespace(result=lambda timeout: self._keeps)
 
     def is_alive(self) -> bool:
         return False
@@ -284,9 +292,32 @@ def test_a_fresh_view_asks_all_and_publishes_nothing(board: PeerDirectory) -> No
     for _ in range(3):
         asking.fresh_view()
     asking.stop()
-    assert dht.latest.count(True) == 3 and dht.stored == 1 and asking.told is not None
+    assert dht.latest.count(True) == 3 and dht.stored.qsize() == 1 and asking.told is not None
     asking.renew()
     assert asking._is_due()
+
+
+def test_a_look_that_takes_long_does_not_hold_up_the_record_of_a_step(board: PeerDirectory) -> None:
+    dht: Any = Asked(Admission(board._run))
+    dht.held.clear()
+    identity: Any = SimpleNamespace(key=None, peer_id="me")
+    asking = PeerDirectory(board._run, dht, identity)
+    asking.publish(record("me"))
+    asking.start()
+    assert dht.stored.get(timeout=60) == 5
+    asking.publish(record("me", epoch=6))
+    assert dht.stored.get(timeout=60) == 6
+    dht.held.set()
+    asking.stop()
+
+
+def test_what_no_node_kept_is_told_again_soon(board: PeerDirectory, clock: SteppedClock) -> None:
+    board._dht = Asked(Admission(board._run), keeps=False)  # type: ignore[assignment]
+    board._record, board._published_at = record("me", epoch=6), clock.now
+    board._store(board._record)
+    assert board.told is None and not board._is_due()
+    clock.now += 1.0
+    assert board._is_due()
 
 
 @pytest.mark.parametrize("hangs", [False, True])

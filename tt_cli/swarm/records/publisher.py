@@ -154,14 +154,15 @@ class PeerDirectory:
         self, run: RunConfig, dht: DHT, identity: Identity, tell: Tell = lambda error: None, clock: Clock | None = None
     ):
         self._clock = clock or Clock()
-        self._thread: threading.Thread | None = None
+        self._threads = list[threading.Thread]()
         self._tell, self._told = tell, -float("inf")
         self._run, self._dht = run, dht
         self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
         self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
+        # what the others were sent last, and had: as it was published, and as it was sent
         self._published: PeerRecord | None = None
-        self._sent: PeerRecord | None = None  # what the others were sent last, and had
+        self._sent: PeerRecord | None = None
         self._published_at = self._read_all_at = -float("inf")
         self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
@@ -169,7 +170,8 @@ class PeerDirectory:
         self._answered = False  # the last read
         self.blind = True  # the last fresh view was none: this peer's DHT node did not answer
         self.read_at = self._clock.monotonic()  # the last read ended
-        self._stopping = self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
+        self._stopping = self._look_due = False
+        self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._behind: dict[str, float] = {}  # trainers, with the DHT time since when they seem to be
@@ -204,7 +206,7 @@ class PeerDirectory:
     def _is_time(self) -> bool:
         """Tell whether to look. With the lock."""
         due = self._clock.monotonic() >= self.read_at + self._pause()
-        return due or self._urgent or self._wanted or self._stopping
+        return due or self._look_due or self._wanted or self._stopping
 
     def publish(self, record: PeerRecord) -> None:
         """Make this the peer's record: sent when it is due, at once when its state is new or its samples end a wait."""
@@ -274,20 +276,28 @@ class PeerDirectory:
             return self.view
 
     def start(self) -> None:
-        """Begin to publish and to look."""
-        self._thread = self._clock.thread(self._run_until_stopped, "board")
+        """Begin to publish and to look: side by side, so that one that takes long does not hold up the other."""
+        self._threads = [self._clock.thread(self._write, "board writer"), self._clock.thread(self._look, "board")]
 
-    def _run_until_stopped(self) -> None:
+    def _write(self) -> None:
         while not self._stopping:
             with self._lock:
+                self._lock.wait_for(lambda: self._stopping or self._is_due(), self._pause())
                 record, due = self._record, self._is_due()
-                self._urgent = False
-            if record is not None and due:
-                with self._failures_told():
-                    self._store(record)
-                self._published, self._published_at = record, self._clock.monotonic()
+                urgent, self._urgent = self._urgent, False
+            if record is None or not due or self._stopping:
+                continue
+            with self._failures_told():
+                self._store(record)
             with self._lock:
-                latest, self._wanted = self._wanted, False
+                self._published_at = self._clock.monotonic()
+                self._look_due |= urgent
+                self._lock.notify_all()
+
+    def _look(self) -> None:
+        while not self._stopping:
+            with self._lock:
+                latest, self._wanted, self._look_due = self._wanted, False, False
                 self._reads_begun += 1
                 if latest:
                     self._read_all_at = self._clock.monotonic()
@@ -309,19 +319,21 @@ class PeerDirectory:
                 self._answered = answered
                 self._lock.notify_all()
                 rest = max(0.0, self._read_all_at + QUICK_SECONDS - self._clock.monotonic())
-                self._lock.wait_for(lambda: self._urgent or self._stopping, rest)
+                self._lock.wait_for(lambda: self._look_due or self._stopping, rest)
                 self._lock.wait_for(self._is_time, max(0.0, self._pause() - rest))
 
     def _is_due(self) -> bool:
         """Tell whether this peer's record is to be published now. With the lock."""
         age = self._clock.monotonic() - self._published_at
-        return self._urgent or age >= self._renewal or (age >= self.pace and self._is_needed())
+        return self._record is not None and (
+            self._urgent or age >= self._renewal or (age >= self.pace and self._is_needed())
+        )
 
     def _is_needed(self) -> bool:
         """Tell whether others need what is new in the record."""
         new, old = self._record, self._published
         if new is None or old is None or new is old:
-            return False
+            return new is not old
         speed, told = new.samples_per_second, old.samples_per_second
         changed = abs(speed - told) > told / 4 or any(getattr(new, name) != getattr(old, name) for name in NEEDED)
         missing, untold = self._missing(old.samples), new.samples - old.samples
@@ -440,11 +452,11 @@ class PeerDirectory:
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
             self._vote.about_to_store()
-            record = record.changed(vote=self._vote.of(record), time=self._clock.dht_time())
-        if self._send(record).result(timeout=DHT_SECONDS):
+            sent = record.changed(vote=self._vote.of(record), time=self._clock.dht_time())
+        if self._send(sent).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
-            self._sent = record
+                self._published, self._sent = record, sent
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
         return self._put(peers_key(self._run.identity), record, self._life)
@@ -460,9 +472,9 @@ class PeerDirectory:
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
-        if self._thread is None or self._record is None or not self._dht.is_alive():
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+        if not self._threads or self._record is None or not self._dht.is_alive():
             return
         gone = self._send(self._record.changed(left=True, time=self._clock.dht_time()))
         with contextlib.suppress(TimeoutError):
