@@ -210,6 +210,7 @@ def test_steps_that_the_organiser_took_back_are_no_part_of_the_history(opened: O
         recorder.record(view(step))
     recorder.go_back(2, 1)
     assert recorder.step == 2 and [step for step, _, _ in recorder.history().steps] == [1, 2]
+    assert not recorder.record(view(4)), "a look at the swarm of before the order, which is the newest for a moment"
     assert recorder.record(view(3, loss=9.0, era=1))
     recorder.close()
     again = opened()

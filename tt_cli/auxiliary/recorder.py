@@ -55,6 +55,7 @@ class RunRecorder:
         self._lock = threading.Lock()
         self._due: deque[tuple[Kind, Write]] = deque(maxlen=MOST_DUE)
         self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
+        self._era = 0  # of the last order: a view of before it shows steps that do not count any more
         self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
         self._seen: dict[tuple[str, str], PeerRecord] = {}
         self._steps: list[tuple[int, float, float]] = []
@@ -83,7 +84,7 @@ class RunRecorder:
         now, trainers = self._clock(), [record for record in view.records if record.role == "trainer"]
         with self._lock:
             self._seen |= {(record.peer_id, record.user): record for record in view.records}
-        at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None]
+        at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None and r.era >= self._era]
         speed, target = view.samples_per_second(), self._run.swarm.target_batch_size
         self._doubt(view, now)
         new = view.epoch > self.step and bool(at_step)
@@ -129,7 +130,7 @@ class RunRecorder:
         """Take what came after this step out of the run. Raises TTError when it is not written in time."""
         if self._order is None or self._order[0] != order:
             written = threading.Event()
-            self._order = order, written
+            self._order, self._era = (order, written), order
 
             def back(store: HistoryWriter, seen: list[PeerRecord], steps: int) -> None:
                 store.go_back(step, order)
