@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from history.test_store import RUN, made, seen, the_story
+from history.test_store import RUN, late_steps_are_taken_back_too, made, seen, the_story
 from postgres_server import postgres_server
 
 from tt_cli.database import Database
@@ -36,6 +36,11 @@ def test_the_story(postgres: str) -> None:
     the_story(postgres)
     with pytest.raises(OtherDatabase, match="of another run"):
         HistoryWriter(postgres, "other-00000000")
+
+
+def test_late_steps_are_taken_back_too(postgres: str) -> None:
+    emptied(postgres)
+    late_steps_are_taken_back_too(postgres)
 
 
 def test_two_recorders_count_nothing_twice(postgres: str) -> None:

@@ -119,6 +119,25 @@ def test_the_story(tmp_path: Path) -> None:
     assert (tmp_path / "history.db").stat().st_mode & 0o777 == 0o600
 
 
+def late_steps_are_taken_back_too(url: str) -> None:
+    """One recorder was slower than the order, or its database was away: what it tells then is there under the order."""
+    store, reader = open_both(url)
+    for step in (1, 2, 3):
+        store.record_step(made(step), [seen("a", 10 * step)], 100)
+    store.go_back(1, 7)
+    late = HistoryWriter(url, RUN)
+    late.record_step(made(3), [seen("a", 40)], 100)
+    late.go_back(1, 7)
+    assert [row[0] for row in store.losses()] == [1] and reader.taken_back() == (7, 2)
+    assert [row["samples"] for row in reader.leaderboard()] == [40] and contributions_to(url, 3) == []
+    for one in (store, late, reader):
+        one.close()
+
+
+def test_late_steps_are_taken_back_too(tmp_path: Path) -> None:
+    late_steps_are_taken_back_too(database_url(tmp_path))
+
+
 def test_nobody_is_credited_with_more_than_a_step_holds(tmp_path: Path) -> None:
     store, reader = open_both(database_url(tmp_path))
     store.record_step(made(1), [seen("liar", 10**12), seen("a", 50)], 100)

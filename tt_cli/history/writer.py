@@ -196,10 +196,13 @@ class HistoryWriter:
         with self._database.transaction() as connection:
             after = and_(steps.c.undone == 0, steps.c.step > step, steps.c.era < order)
             gone = connection.execute(select(func.max(steps.c.step)).where(after)).scalar_one()
+            # rows of another recorder, which went back before this one wrote the same steps
+            before = and_(steps.c.undone == order, steps.c.step.in_(select(steps.c.step).where(after)))
+            connection.execute(delete(steps).where(before))
             connection.execute(update(steps).where(after).values(undone=order))
             if gone is not None:
                 given = and_(contributions.c.undone == 0, contributions.c.step > step, contributions.c.step <= gone)
-                connection.execute(update(contributions).where(given).values(undone=order))
+                connection.execute(delete(contributions).where(given))
                 connection.execute(delete(checkpoints).where(checkpoints.c.step > step))
                 connection.execute(delete(pictures).where(pictures.c.step > step))
             self._put(connection, about, key="went back", value=str(order))
