@@ -224,6 +224,20 @@ def test_what_the_organiser_took_back_leaves_the_hub(writer: HubStandin, tmp_pat
     assert "step-00000014.safetensors" in writer.files("acme/run")
 
 
+def test_of_two_orders_while_the_hub_was_away_both_are_followed(writer: HubStandin, tmp_path: Path) -> None:
+    old = {f"step-{step:08d}.safetensors": "of before both orders" for step in (11, 14, 18)}
+    writer.put("model", "acme/run", {"run.toml": RUN.to_toml(), **old})
+    store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
+    for era, last, back in ((0, 18, 11), (1, 16, 15)):  # the second takes back less
+        for step in range(11, last + 1):
+            store.record_step(MadeStep(step, era, 1.0, 2.5, 1, 1.0), [], 100)
+        store.go_back(back, era + 1)
+    saved(11)
+    with Publishing(writer, tmp_path, every=0.0) as publisher:
+        publisher.until("the run is back at step ")
+    assert {name for name in writer.files("acme/run") if "step" in name} == {"step-00000011.safetensors"}
+
+
 def test_an_order_is_followed_once_by_whoever_publishes(
     writer: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

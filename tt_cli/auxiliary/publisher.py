@@ -170,8 +170,8 @@ class Publisher:
 
     def _plan(self, there: frozenset[int]) -> PublishingPlan | None:
         """The commit that is due, None where none is."""
-        order = self._history(lambda _: self._reader.taken_back())
-        first = order[1] if order is not None and order[0] > self._followed else math.inf
+        order = self._history(lambda _: self._reader.taken_back(self._followed))
+        first = order[1] if order is not None else math.inf
         gone = frozenset(step for step in there if step >= first)
         newest, local = max(there - gone, default=-1), max(self._local(), default=-1)
         due = not there or local >= self._run.schedule.total_steps or time.monotonic() >= self._due_at

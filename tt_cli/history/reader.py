@@ -40,11 +40,11 @@ class HistoryReader:
         rows = self._tuples(select(about.c.value).where(about.c.key == "went back"))
         return rows[0][0] if rows else ""
 
-    def taken_back(self) -> tuple[int, int] | None:
-        """The organiser's newest order to go back that took back recorded steps: (its number, the first of them)."""
-        query = select(steps.c.undone, func.min(steps.c.step)).where(steps.c.undone > 0).group_by(steps.c.undone)
-        rows = self._tuples(query.order_by(steps.c.undone.desc()).limit(1))
-        return rows[0] if rows else None
+    def taken_back(self, after: int) -> tuple[int, int] | None:
+        """Of the organiser's orders after this one: (the newest, the first recorded step that any took back)."""
+        query = select(func.max(steps.c.undone), func.min(steps.c.step)).where(steps.c.undone > after)
+        ((order, first),) = self._tuples(query)
+        return None if order is None else (order, first)
 
     def steps_after(self, step: int, most: int = 100_000) -> list[tuple[int, float, float, int, float]]:
         """(step, Unix time, loss, trainers, samples per second) of the steps after this one, oldest first."""
