@@ -173,6 +173,9 @@ def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: StateKeeper, told: l
     hold(keeper, state(5))
     keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
     assert keeper.position == (3, state(3).digest()) == (3, handed_over(keeper).digest())
+    before = len(told)
+    keeper.go_back(RollBack(3, state(3).digest(), "", order=1))  # at every look, while it cannot be written down
+    assert keeper.position == (3, state(3).digest()) and len(told) == before, "it is read and told once"
     assert StateKeeper(RUN, told.append).epoch == 3
 
 

@@ -82,6 +82,8 @@ class StateKeeper:
         """
         for path in set_aside_after(self._folder, order.step, f"before-order-{order.order}"):
             self._emit(Log(f"set aside as {path.name}: the organiser took the run back to step {order.step}"))
+        if self.position == (order.step, order.digest):
+            return
         self._accepted = (0, "")
         if checkpoint := find(self._folder, self._run.identity, order.step, order.digest):
             tree, buffer = checkpoint[1].tree(), StateBuffer.new()
