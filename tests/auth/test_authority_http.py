@@ -362,13 +362,17 @@ def test_a_body_that_does_not_end_or_come_is_cut_off(monkeypatch: pytest.MonkeyP
             assert endless.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_database_that_breaks_is_a_503_in_one_line() -> None:
+def test_a_database_that_breaks_is_a_503_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """And one line of the log for the organiser: with PostgreSQL it names hosts and users."""
     with Running() as running:
         with running.authority.store._database.engine.begin() as connection:
             metadata.drop_all(connection)
-        answer = httpx2.get(f"{running.url}/v1/notice", trust_env=False)
-    assert answer.status_code == 503
-    assert answer.json()["detail"].startswith("the authority's database does not answer (no such table")
+        answers = [httpx2.get(f"{running.url}/v1/notice", trust_env=False) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {503}
+    words = "the authority cannot do this now; its organiser finds the reason in its log"
+    assert [answer.json()["detail"] for answer in answers] == 3 * [words]
+    (line,) = caplog.messages
+    assert line.startswith("the authority's database does not answer (no such table")
 
 
 def test_a_port_in_use_is_one_line() -> None:

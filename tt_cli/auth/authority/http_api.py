@@ -29,7 +29,6 @@ from tt_cli.auth.authority.issuer import (
 )
 from tt_cli.auth.authority.proof_judge import MOST_PROOF
 from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
-from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit, address_key
@@ -72,6 +71,7 @@ class Limits:
     proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest
     proofs: Places = field(default_factory=lambda: Places(1, MOST_PROOFS))  # by user
     sending: RateLimit = field(default_factory=lambda: RateLimit(4, 0.1 / PROOF_SECONDS))  # too: a tenth of the time
+    telling: RateLimit = field(default_factory=lambda: RateLimit(burst=1, per_second=1 / 60))  # the log, by the words
     judging: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
@@ -159,13 +159,13 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         return problem(error.status, str(error), error.wait)
 
     @app.exception_handler(HubUnreachable)
-    @app.exception_handler(DatabaseDown)
-    def not_now(request: Request, error: TTError) -> Response:
+    def not_now(request: Request, error: HubUnreachable) -> Response:
         return problem(503, str(error), RETRY_SECONDS)
 
     @app.exception_handler(TTError)
     def broken(request: Request, error: TTError) -> Response:
-        logger.error(str(error))  # it names files of this host
+        if not limits.telling.wait(str(error)):
+            logger.error(str(error))  # it names files of this host, or where its database is
         return problem(
             503, "the authority cannot do this now; its organiser finds the reason in its log", RETRY_SECONDS
         )
