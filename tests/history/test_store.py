@@ -81,7 +81,8 @@ def the_story(url: str) -> None:
     store.record_step(made(2, era=7, loss=1.0), [], 100)
     store.go_back(1, 7)  # told once more, as after a kill in between
     assert [row[:2] for row in store.losses()] == [(1, 2.5), (2, 1.0)]
-    assert reader.era() == "7" and reader.totals()["samples"] == 70
+    back = reader.era()
+    assert back and reader.totals()["samples"] == 70
     for _ in range(2):
         store.record_step(made(4), [], 100)  # of the era before
         store.record_step(made(5, era=7), [], 100)
@@ -90,7 +91,7 @@ def the_story(url: str) -> None:
             assert [row[:2] for row in store.losses()] == [(1, 2.5), (2, 1.0)]
     doubted = reader.era()
     store.record_step(made(6, era=7), [], 100)  # what follows on them
-    assert [row[0] for row in store.losses()] == [1, 2, 5, 6] and reader.era() != doubted != "7"
+    assert [row[0] for row in store.losses()] == [1, 2, 5, 6] and reader.era() != doubted != back
     assert reader.taken_back(0) == (7, 2) and reader.taken_back(7) is None, "no order of the organiser's"
     store.doubt(2)
     store.put("snapshot", '{"a": 1}', 5.0)
@@ -127,7 +128,9 @@ def late_steps_are_taken_back_too(url: str) -> None:
     store.go_back(1, 7)
     late = HistoryWriter(url, RUN)
     late.record_step(made(3), [seen("a", 40)], 100)
+    shown = reader.era()
     late.go_back(1, 7)
+    assert reader.era() != shown, "a page would show what was late for ever"
     assert [row[0] for row in store.losses()] == [1] and reader.taken_back(0) == (7, 2)
     assert [row["samples"] for row in reader.leaderboard()] == [40] and contributions_to(url, 3) == []
     for one in (store, late, reader):

@@ -205,7 +205,7 @@ class HistoryWriter:
                 connection.execute(delete(contributions).where(given))
                 connection.execute(delete(checkpoints).where(checkpoints.c.step > step))
                 connection.execute(delete(pictures).where(pictures.c.step > step))
-            self._put(connection, about, key="went back", value=str(order))
+                self._put(connection, about, key="went back", value=str(time.time()))
 
     def doubt(self, step: int) -> None:
         """Take what was recorded of later steps out of the run until a still later one is recorded."""
