@@ -184,7 +184,7 @@ def test_orders_are_numbered_and_read_by_peers(authority: Authority) -> None:
     assert later.paused == "" and later.number > notice.number and later.rollback == notice.rollback
 
 
-def test_no_stranger_pushes_out_of_the_audit_what_the_organiser_did(
+def test_no_stranger_pushes_out_of_the_audit_what_the_organiser_did_or_who_joined(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_store, "MOST_AUDITED", 3)
@@ -192,12 +192,14 @@ def test_no_stranger_pushes_out_of_the_audit_what_the_organiser_did(
     with Organiser.at_work(authority.run) as organiser:
         organiser.ban("user", "mallory", "poison")
         organiser.unban("user", "mallory")
+    authority.store.write_down(START, "ada", "joined", "", "hub")
     for number in range(5):
         authority.store.write_down(START + number, "organiser", "not proven", "", str(number))
     kept = [(entry["what"], entry["detail"]) for entry in authority.store.trail(10)]
     assert kept == [
         ("ban", "user mallory poison"),
         ("unban", "user mallory"),
+        ("joined", "hub"),
         *(("not proven", each) for each in "234"),
     ]
 

@@ -16,7 +16,7 @@ from tt_cli.database import Database, make_table
 from tt_cli.identity.passes import Notice, RollBack
 
 MOST_AUDITED = 100_000  # entries; the oldest go first, but for these, which no stranger can have written
-SPARED = ("ban", "unban", "pause", "resume", "rollback", "rotate", "proved")
+SPARED = ("joined", "ban", "unban", "pause", "resume", "rollback", "rotate", "proved", "restored")
 _PRUNE_EVERY = 500  # entries
 
 metadata = sa.MetaData()
