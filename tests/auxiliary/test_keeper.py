@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,14 @@ def test_a_full_disk_leaves_the_state_in_memory(keeper: StateKeeper, told: list[
     hold(keeper, state(7))
     assert keeper.epoch == 7
     assert isinstance(told[-1], Log) and told[-1].message.startswith("the state is kept in memory only: cannot save")
+    hold(keeper, state(8))
+    assert sum(isinstance(event, Log) for event in told) == 1, "at every step it would be all that is told"
+    folder.unlink()
+    hold(keeper, state(9))
+    shutil.rmtree(folder)
+    folder.write_text("a file in the folder's place")
+    hold(keeper, state(10))
+    assert [type(event) for event in told] == [Log, Saved, Log], "when it has worked meanwhile it is new"
 
 
 def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: StateKeeper) -> None:

@@ -28,6 +28,7 @@ class StateKeeper:
 
     saved_at = 0.0
     _sure = 0  # the step of the last state that it had written and that two voters held
+    _trouble = ""  # with the last checkpoint, which is told once
 
     def __init__(self, run: RunConfig, emit: Emit):
         self._run, self._emit = run, emit
@@ -65,7 +66,7 @@ class StateKeeper:
 
     def save(self, sure: bool = False) -> None:
         """Write a checkpoint. A full disk is told. sure: two voters hold it; the last such one is kept."""
-        step, digest = self.position
+        (step, digest), before, self._trouble = self.position, self._trouble, ""
         self._sure = step if sure else self._sure
         try:
             if aside := set_aside_other(self._folder / name_of(step), digest):
@@ -73,7 +74,9 @@ class StateKeeper:
             state = self.trained.state()
             self._emit(Saved(step, str(save(self._folder, state, keep=KEPT, spread=True, spare=(self._sure,)))))
         except TTError as error:
-            self._emit(Log(f"the state is kept in memory only: {error}", "error"))
+            self._trouble = str(error)
+            if self._trouble != before:
+                self._emit(Log(f"the state is kept in memory only: {error}", "error"))
 
     def go_back(self, order: RollBack) -> None:
         """Hold the state that the organiser ordered if a checkpoint of it is here, else none. Later ones do not count.
