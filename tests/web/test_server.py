@@ -32,7 +32,7 @@ from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.web import live_updates, schemas
 from tt_cli.web import web_app as room
 from tt_cli.web.index_html import STATIC
-from tt_cli.web.live_updates import LiveUpdates
+from tt_cli.web.live_updates import BEGIN, LiveUpdates
 from tt_cli.web.notebooks import NAMES, notebook
 from tt_cli.web.queries import Answers
 from tt_cli.web.run_facts import run_facts
@@ -355,6 +355,25 @@ def test_who_begins_misses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     assert asyncio.run(followed()) == [1, 2]
     store.close()
+
+
+def test_of_many_who_come_at_once_one_looks(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all do who had the page open while its server began anew."""
+    monkeypatch.setattr(live_updates, "LOOK_SECONDS", 3600.0)
+    looks = itertools.count(1010)
+    live = LiveUpdates(Answers(HistoryReader(database_url(filled)), RUN, "emoji", lambda: float(next(looks)), TABLES))
+
+    async def begin() -> None:
+        async with contextlib.AsyncExitStack() as open_pages:
+            for _ in range(2):
+                pages = [live.messages() for _ in range(20)]
+                for page in pages:
+                    await open_pages.enter_async_context(contextlib.aclosing(page))
+                assert {message.plain for message in await asyncio.gather(*map(anext, pages))} == {BEGIN.plain}
+            assert live.clients == 40
+
+    asyncio.run(begin())
+    assert live.clients == 0 and next(looks) == 1011
 
 
 def test_who_comes_late_learns_how_old_the_snapshot_is(filled: Path) -> None:

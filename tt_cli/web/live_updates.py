@@ -60,7 +60,7 @@ class LiveUpdates:
         self._step: Message | None = None  # the newest: it may have come after a client read the steps so far
         self._snapshot_time: Any = None
         self._mark: tuple[str, int] | None = None  # the steps that were told
-        self._news, self._looking = asyncio.Event(), asyncio.Lock()
+        self._news, self._looking, self._beginning = asyncio.Event(), asyncio.Lock(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.clients = 0
 
@@ -68,9 +68,10 @@ class LiveUpdates:
         """The messages to one client, without an end."""
         self.clients += 1
         try:
-            if self._task is None:
-                await self._look()  # so that the first client begins with a snapshot too
-                self._task = self._task or asyncio.create_task(self._follow())
+            async with self._beginning:  # of many who come at once the first looks
+                if self._task is None:
+                    await self._look()  # so that it begins with a snapshot too
+                    self._task = asyncio.create_task(self._follow())
             position = self._sent
             for message in filter(None, (BEGIN, self._snapshot, self._step)):
                 yield message
