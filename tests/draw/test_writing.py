@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from testbed.tiny_words import tiny_words
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.cli.main import main
+from tt_cli.data.text.token_reader import TextTokenizer
 from tt_cli.draw.weights_source import find_checkpoint
 from tt_cli.draw.writing import Writer
 from tt_cli.errors import UsageError
@@ -52,6 +54,17 @@ def test_text_comes_in_pieces_and_a_seed_repeats_it() -> None:
     assert own.write(PROMPT, Sampling(), 4, None, lambda piece: None)[0] != text
     assert own.write(PROMPT, Sampling(), 3, 5, lambda piece: None)[1] <= 5
     assert own.write(PROMPT, Sampling(), 3 + 2**64, None, lambda piece: None) == (text, tokens)
+
+
+def test_words_of_a_tokenizer_whose_decoder_drops_the_first_space_are_apart_from_the_prompt() -> None:
+    """SentencePiece's vocabularies, as Llama 2 has one: every word begins with its space."""
+    words = {"</s>": 0, **{f"▁w{number}": number for number in range(1, 512)}}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    backend.pre_tokenizer, backend.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    own, pieces = writer(), list[str]()
+    vars(own.task)["tokenizer"] = TextTokenizer(RUN.tokenizer, backend)
+    text, tokens = own.write("w7 w8", Sampling(), 3, 4, pieces.append)
+    assert "".join(pieces) == text and text.count(" w") == tokens == 4, text
 
 
 def test_a_tokenizer_without_a_template_holds_no_conversation(

@@ -138,22 +138,25 @@ class _Pieces:
 
     def __init__(self, tokenizer: TextTokenizer, on_text: Callable[[str], None]) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
-        self._begun = False
+        self._prompt: list[int] = []
         self.ids: list[int] = []
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt first, and then each token."""
-        if self._begun:
+        if self._prompt:
             self.ids += value.tolist()
-            self._give(self._tokenizer.backend.decode(self.ids).rstrip("\ufffd"))
-        self._begun = True
+            self._give(unfinished="\ufffd")
+        else:
+            self._prompt = value.flatten().tolist()
 
     def end(self) -> None:
         """Give out what is left."""
-        self._give(self._tokenizer.backend.decode(self.ids))
+        self._give()
 
-    def _give(self, text: str) -> None:
+    def _give(self, unfinished: str = "") -> None:
+        decode = self._tokenizer.backend.decode  # which drops the space before a first word of SentencePiece's
+        text = decode(self._prompt + self.ids)[len(decode(self._prompt)) :].rstrip(unfinished)
         if len(text) > len(self.text):
             self._on_text(text[len(self.text) :])
             self.text = text
