@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from task.swarm import trained
 from testbed.tiny_words import tiny_words
 from torch._inductor import config as inductor
 
+from tt_cli.data.text.token_reader import TextTokenizer
 from tt_cli.errors import UsageError
 from tt_cli.memory.trainer_account import Need
 from tt_cli.model.layers.fused import fusion
@@ -54,6 +56,18 @@ def test_perplexity_is_told_beside_the_loss() -> None:
 
 @pytest.mark.debian
 @inductor.patch({"cpp.vec_isa_ok": False})
+def test_held_out_text_of_a_large_vocabulary_is_measured_a_few_examples_at_a_time() -> None:
+    """Logits of 16 examples of GPT-2's 50,257 ids and 512 tokens would take 1.6 GB beside an auxiliary peer."""
+    task = task_of(RUN)
+    assert [len(batch) for batch in task.held_out(20, 16)] == [16, 4]
+    words = {"</s>": 0, **{f"w{number}": number for number in range(1, 2**18)}}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    vars(task)["tokenizer"] = TextTokenizer(task.run.tokenizer, backend)
+    assert RUN.model.length == 32
+    assert [len(batch) for batch in task.held_out(20, 16)] == [8, 8, 4]
+
+
 def test_compiled_layers_compute_the_same_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a CPU's compiler, one number at a time, at two micro-batches."""
     monkeypatch.setattr(fusion, "compiled", set())

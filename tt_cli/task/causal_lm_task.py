@@ -73,7 +73,8 @@ class CausalLmTask(Task["nn.Module"]):
     def held_out(self, most: int, size: int) -> list[Batch]:
         from tt_cli.data.text.token_stream import held_out
 
-        return held_out(self.run, self.tokenizer, most, size)
+        few = max(1, _HELD_OUT_LOGITS // (self.run.model.length * self.tokenizer.size))
+        return held_out(self.run, self.tokenizer, most, min(size, few))
 
     def samples(self, *of_checkpoint: Any) -> dict[str, bytes]:
         return cast(dict[str, bytes], resolve_name("tt_cli.draw.samples:texts")(self, *of_checkpoint))
@@ -119,6 +120,7 @@ class CausalLmTask(Task["nn.Module"]):
         return self.run.model, self.run.pretrained, self.run.lora
 
 
+_HELD_OUT_LOGITS = 2**26  # at a time: 256 MiB, for the process that measures is small
 _FEW, _MANY = 8, 64  # examples
 _FILES = re.compile(r"model[\w.-]*\.safetensors(\.index\.json)?")  # of weights that transformers writes
 

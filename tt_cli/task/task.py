@@ -105,7 +105,7 @@ class Task(TaskAccount, Protocol[Model]):
         """
 
     def held_out(self, most: int, size: int) -> list[Batch]:
-        """Up to `most` examples on which nobody trains, the same each time, `size` at a time. Raises TTError."""
+        """Up to `most` examples on which nobody trains, the same each time, up to `size` at a time. Raises TTError."""
         return []
 
     def samples(self, model: Model, prompts: Sequence[str], step: int, tell: Tell, heartbeat: Beat) -> dict[str, bytes]:
