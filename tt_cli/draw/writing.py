@@ -138,9 +138,7 @@ class _Pieces:
 
     def __init__(self, tokenizer: TextTokenizer, on_text: Callable[[str], None]) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
-        self._prompt: list[int] = []
-        self.ids: list[int] = []
-        self.text = ""
+        self._prompt, self.ids, self.text = list[int](), list[int](), ""
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt first, and then each token."""

@@ -41,7 +41,6 @@ class NonFiniteState(TTError):
 class StepReport:
     """Figures of one step. Norms are L2 over all tensors together."""
 
-    learning_rate: float
     gradient_norm: float  # before clipping
     clip_factor: float  # 1 if the gradients were not clipped
     parameter_norm: float  # before the step
@@ -103,7 +102,6 @@ class Lamb8bit:
             parameter_squares += p_squares
             update_squares += scale * scale * u_squares
         return StepReport(
-            learning_rate=lr,
             gradient_norm=gradient_norm,
             clip_factor=clip_factor,
             parameter_norm=math.sqrt(parameter_squares),

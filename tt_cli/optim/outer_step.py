@@ -38,7 +38,7 @@ class OuterStep:
     def step(self, ways: Mapping[str, Tensor], lr: float) -> StepReport:
         """Take one step along `ways`, the mean of the members' theta - theta_i. **Uses them up**.
 
-        lr: of the inner steps, for the report. Raises NonFiniteGradient, ValueError, NonFiniteState as `Lamb8bit.step`.
+        lr: of the inner steps, not used. Raises NonFiniteGradient, ValueError, NonFiniteState as `Lamb8bit.step`.
         """
         norm = checked_norm(self._parameters, ways, self._kernels)
         squares = 0.0
@@ -48,7 +48,7 @@ class OuterStep:
             check_bound(name, math.sqrt(own), self._rate * norm)
             self._kernels.subtract(p, way, self._rate)
             squares += own
-        return StepReport(lr, norm, 1.0, math.sqrt(squares), self._rate * norm)
+        return StepReport(norm, 1.0, math.sqrt(squares), self._rate * norm)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing but the empty tensor STATE."""

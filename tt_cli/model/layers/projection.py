@@ -20,7 +20,7 @@ class Projection:
         """weight (n, k), bias (n,) in any dtype; ``rows`` is what the layout is chosen for, others work too."""
         self.weight = weight.detach().to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
-        if weight.device.type == "cpu" and has_onednn_linear(dtype) and is_packed(dtype, rows):
+        if is_packed(weight.device, dtype, rows):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -30,13 +30,12 @@ class Projection:
 
 def copied_bytes(weights: int, weight_dtype: torch.dtype, device: torch.device, dtype: torch.dtype, rows: int) -> int:
     """Bytes of the copies that projections of ``weights`` values in all take beside the model's own."""
-    packed = device.type == "cpu" and has_onednn_linear(dtype) and is_packed(dtype, rows)
-    return weights * dtype.itemsize if packed or dtype != weight_dtype else 0
+    return weights * dtype.itemsize if is_packed(device, dtype, rows) or dtype != weight_dtype else 0
 
 
-def is_packed(dtype: torch.dtype, rows: int) -> bool:
+def is_packed(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
     """True where oneDNN's own layout is worth a copy: a single float32 row is read as fast without."""
-    return rows > 1 or dtype != torch.float32
+    return device.type == "cpu" and has_onednn_linear(dtype) and (rows > 1 or dtype != torch.float32)
 
 
 def drawing_dtype(device: torch.device) -> tuple[torch.dtype, str]:
