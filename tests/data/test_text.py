@@ -74,6 +74,30 @@ def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:
         TextTokenizer(RUN.replaced({"tokenizer.document_end": "<stop>"}).tokenizer)
 
 
+class Noting:
+    """The tokenizer, with the length of the longest text that it was given at once."""
+
+    longest = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TOKENIZER.backend, name)
+
+    def encode_batch_fast(self, texts: list[str], **how: Any) -> list[Any]:
+        self.longest = max(self.longest, *map(len, texts))
+        return TOKENIZER.backend.encode_batch_fast(texts, **how)
+
+
+@pytest.mark.parametrize("text", ["A truth is universally\n\nacknowledged. " * 12_000, "é" * 300_000 + " end"])
+def test_a_huge_document_is_tokenised_in_pieces(text: str) -> None:
+    """For the tokenizer of one of 10 MB took more memory than the process that reads ahead may have."""
+    backend: Any = Noting()
+    ids = TextTokenizer(RUN.tokenizer, backend).document(text)
+    assert ids[-1] == TOKENIZER.end and TOKENIZER.backend.decode(ids[:-1].tolist()) == text
+    assert backend.longest <= 1 << 18 < len(text)
+    if "\n" in text:  # and not in the middle of a word
+        assert ids[:-1].tolist() == TOKENIZER.backend.encode(text, add_special_tokens=False).ids
+
+
 def test_equal_seeds_give_equal_batches_and_peers_have_orders_of_their_own() -> None:
     def few(seed: int, peer: str) -> torch.Tensor:
         return torch.cat(

@@ -9,6 +9,7 @@ Notable:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from tt_cli.run.text_parts import TextDataPart, TextTokenizerPart
 POOL = 1024  # examples that are shuffled together, for neighbours come from one document
 SENT = 32  # examples of a message
 SHOWN_TOKENS = 24  # of an example, for people
+# Letters that a tokenizer takes at once, up to a space where there is one: it holds hundreds of bytes for each token.
+PIECE = re.compile(r".{1,262144}(?=\s|\Z)|.{1,262144}", re.DOTALL)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive hivemind's forks
 
 
@@ -54,9 +57,9 @@ class TextTokenizer:
     def document(self, text: str) -> np.ndarray:
         """Ids (n,) int64 with the end."""
         plain = text.encode("utf-8", "replace").decode("utf-8")  # without halves of surrogate pairs
-        # As a batch, for that lets other threads of Python go on meanwhile.
-        (encoded,) = self.backend.encode_batch_fast([plain], add_special_tokens=False)
-        return np.array([*encoded.ids, self.end], dtype=np.int64)
+        encode = self.backend.encode_batch_fast  # as a batch, for that lets other threads of Python go on meanwhile
+        pieces = (piece for text in PIECE.findall(plain) for piece in encode([text], add_special_tokens=False))
+        return np.concatenate([*(np.array(piece.ids, dtype=np.int64) for piece in pieces), [self.end]])
 
     def words(self, example: np.ndarray) -> str:
         """The first words of an example."""
