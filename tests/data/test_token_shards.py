@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,17 @@ def test_tokens_are_those_of_the_text_and_a_kill_loses_nothing(
     assert done.to_json()["tokens"] == done.counts["tokens"] == sum(map(len, from_text[0])) and from_text[1] == []
     with pytest.raises(UsageError, match="is of token ids already: its column is ids16"):
         tokenize(on_files(tmp_path / "tokens" / "data", "ids16"), tmp_path / "twice", lambda progress: None)
+
+
+def test_long_documents_are_fewer_at_once(text: CausalLmRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 256 books together take more than the GiB that reading may."""
+    monkeypatch.setattr(token_shards, "TOKENS_AT_ONCE", 30)
+    monkeypatch.setattr(token_shards, "REPORT_SECONDS", 0.0)
+    told = list[Counter[str]]()
+    tokenize(text, tmp_path / "tokens", lambda progress: told.append(Counter(progress.counts)))
+    batches = [later - before for before, later in pairwise([Counter[str](), *told])]
+    assert max(batch["tokens"] / batch["kept"] * (batch["kept"] - 1) for batch in batches) < 30 and len(batches) > 10
+    assert of_run(on_files(tmp_path / "tokens" / "data", "ids16")) == of_run(text)
 
 
 def test_ids_of_another_tokenizer_are_one_line(tmp_path: Path) -> None:

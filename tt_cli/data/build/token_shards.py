@@ -28,7 +28,7 @@ from tt_cli.run import CausalLmRun
 
 CONTAINER = "parquet"
 SPLITS = ("train", "validation")
-AT_ONCE = 256  # documents: what a kill costs
+AT_ONCE, TOKENS_AT_ONCE = 256, 1 << 22  # documents, of about so many tokens at most: what a kill costs
 
 
 def settings_of(run: CausalLmRun, tokenizer: TextTokenizer, column: str) -> dict[str, Any]:
@@ -72,7 +72,11 @@ def tokenize(run: CausalLmRun, out: Path, on_progress: Callable[[EncodingProgres
             train = token_ids(data, tokenizer, "train", None, counts, past)
             rest = held_out_ids(data, tokenizer, counts, past) if share else train
             while not journal.finished.done:
-                batch = list(islice(rest, AT_ONCE))
+                batch: list[np.ndarray] = []
+                for ids in islice(rest, AT_ONCE):
+                    batch.append(ids)
+                    if sum(map(len, batch)) >= TOKENS_AT_ONCE:
+                        break
                 skipped = counts.pop("no_text", 0)
                 if not batch and not skipped:
                     journal.seal(done=True)
