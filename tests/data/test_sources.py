@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -113,6 +116,30 @@ def test_parquet_with_pictures_inside(tmp_path: Path) -> None:
     assert [picture.content for picture in found] == [png(0), tmp_path / "b.png", None, png(1)]
     assert [picture.caption for picture in found] == list("abcd")
     assert all(picture.fields == {} for picture in found)
+
+
+def test_parquet_whose_rows_are_all_one_group(tmp_path: Path) -> None:
+    """As pandas writes it: a group of 10,000 pictures has a gigabyte, of which a part is needed at a time."""
+    count, size = 5_000, 1 << 16
+    offsets = pyarrow.py_buffer(np.arange(0, (count + 1) * size, size, dtype=np.int32))
+    content = pyarrow.py_buffer(np.repeat(np.arange(count, dtype=np.int32), size // 4))
+    pictures = pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, offsets, content])
+    table = pyarrow.table({"image": pictures, "caption": [str(number) for number in range(count)]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", **options)
+    code = """if True:
+        import sys
+        from tt_cli.data import memory_bound
+        from tt_cli.data.build.picture_sources import open_source
+        memory_bound.MOST = 1 << 28
+        for number, picture in enumerate(open_source(sys.argv[1]).read(0, 0)):
+            assert picture.content == number.to_bytes(4, "little") * (1 << 14)
+        print(number)
+        """
+    # In a process of its own, whose memory was never pyarrow's.
+    command = [sys.executable, "-c", code, str(tmp_path / "a.parquet")]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert read.stdout == f"{count - 1}\n", read.stderr
 
 
 def test_bad_lines_cost_no_other_row(tmp_path: Path) -> None:

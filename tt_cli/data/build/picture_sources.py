@@ -156,7 +156,8 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
     if path.suffix.lower() == ".parquet":
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(path) as table:
+        by_pages = {"pre_buffer": False, "buffer_size": 1 << 20}  # else a group of rows is read whole
+        with pyarrow.parquet.ParquetFile(path, **by_pages) as table:
             wanted = {*CAPTION, *EMBEDDED, *BESIDE, *(name for names in FIELDS.values() for name in names)}
             columns = [name for name in table.schema_arrow.names if name.lower() in wanted]
             for batch in column_batches(table, columns, 64, skip):
