@@ -80,6 +80,21 @@ def test_a_data_set_is_streamed_shard_by_shard(hub: HubStandin, tmp_path: Path) 
     assert secret.startswith("2 cannot read the data set acme/secret")
 
 
+def units_of(**which: str) -> list[str]:
+    """In the client's process: the names of the units of a data set, by which `tt data encode` knows it again."""
+    return list(open_source("acme/photos", **which).units)
+
+
+def test_another_split_or_revision_is_another_source(hub: HubStandin, tmp_path: Path) -> None:
+    """Else a folder would go on with its pictures from the place in the first one's."""
+    picture = table([{"image": {"bytes": png(), "path": None}, "text": "a row", "NSFW": "UNLIKELY"}])
+    hub.put("dataset", "acme/photos", {f"data/{split}-00000-of-00001.parquet": picture for split in ("train", "test")})
+    with spawned(hub.environment(tmp_path)) as call:
+        whiches: list[dict[str, str]] = [{}, {"split": "test"}, {"revision": "main"}]
+        names = [call(units_of, **which).result() for which in whiches]
+    assert names == [["acme/photos shard 0"], ["acme/photos test shard 0"], ["acme/photos@main shard 0"]]
+
+
 def text_read(name: str) -> tuple[list[str], list[str], int] | str:
     """In the client's process: documents of an epoch, held-out ones, and the size of a batch; or an error."""
     from testbed.tiny_words import tiny_words

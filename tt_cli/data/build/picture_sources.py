@@ -230,7 +230,9 @@ def _hub(name: str, split: str, revision: str | None) -> PictureSource:
     for column in pictures:
         if isinstance(features.get(column), datasets.Image):
             data_set = data_set.cast_column(column, datasets.Image(decode=False))
-    units = [f"{name} shard {number}" for number in range(data_set.num_shards)]
+    which = f"{name}@{revision}" if revision else name
+    which += f" {split}" if split != "train" else ""
+    units = [f"{which} shard {number}" for number in range(data_set.num_shards)]
 
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         with reading():
