@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 from data.rows import bomb, png
 from hub_standin import HubStandin
 from testbed.spawned import spawned
 
 from tt_cli.data.build.picture_sources import open_source
+from tt_cli.data.stream.shard_cache import ShardCache
+from tt_cli.data.stream.shard_locations import HubRepository, Shard
 from tt_cli.data.stream.subset import subset_examples
+from tt_cli.data.stream.transfer import ShardProblem, fetch
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 
@@ -93,6 +98,21 @@ def test_another_split_or_revision_is_another_source(hub: HubStandin, tmp_path: 
         whiches: list[dict[str, str]] = [{}, {"split": "test"}, {"revision": "main"}]
         names = [call(units_of, **which).result() for which in whiches]
     assert names == [["acme/photos shard 0"], ["acme/photos test shard 0"], ["acme/photos@main shard 0"]]
+
+
+def brought(folder: str) -> str:
+    """In the client's process: words for why a shard does not come."""
+    cache = ShardCache(Path(folder), 1 << 20, lambda words: None)
+    request = HubRepository("acme/photos").request(Shard("train.parquet"))
+    with pytest.raises(ShardProblem) as caught:
+        cache.bring("a shard", partial(fetch, request))
+    return str(caught.value)
+
+
+def test_a_client_that_is_to_stay_offline_is_a_trouble_of_the_line(tmp_path: Path) -> None:
+    """Where all other shards are kept, a stream lives on those."""
+    with spawned({"HF_HUB_OFFLINE": "1"}) as call:
+        assert "offline mode is enabled" in call(brought, str(tmp_path)).result()
 
 
 def text_read(name: str) -> tuple[list[str], list[str], int] | str:

@@ -132,7 +132,7 @@ class _Transfer:
                 self._receive(answer)
         except httpx2.TimeoutException as error:
             raise ShardProblem(f"nothing came for {request.patience:g} s") from error
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, ConnectionError) as error:  # the Hub's client may be told to stay offline
             if self._bytes > before:
                 return False
             raise ShardProblem(f"the connection failed ({first_line(error)})") from error
