@@ -238,6 +238,24 @@ def test_a_stream_goes_on_where_the_last_session_was(tmp_path: Path, tokenizer: 
     assert len(seen) == len(set(seen)) == 3 * (7 + 16 + 1 + 30)
 
 
+def test_a_disk_that_was_full_for_a_moment_costs_no_weeks_of_the_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A place that could not be written down is once there is room, and that there was none is said once."""
+    write(tmp_path / "data/train.parquet", numbered(60))
+    run, folder, told = run_on(tmp_path / "data"), tmp_path / "run", list[str]()
+    stream = ExampleStream(run, tokenizer, seed=1, folder=folder, tell=lambda words, remedy: told.append(words))
+    batches = stream.batches(10)
+    seen = [caption for batch in islice(batches, 3) for caption in batch.captions]  # there is no folder
+    folder.mkdir()
+    seen += next(batches).captions
+    next(batches)
+    stream.close()
+    again = ExampleStream(run, tokenizer, seed=1, folder=folder)
+    seen += [caption for batch in islice(again.batches(10), 2) for caption in batch.captions]
+    again.close()
+    assert len(seen) == len(set(seen)) == 60
+    assert told == ["cannot write down which examples were read (No such file or directory)"]
+
+
 def test_peers_that_were_given_one_seed_are_not_in_step(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path / "train.parquet", numbered(100))
     for run in (run_on(tmp_path), load_run("emoji"), load_run("emoji").replaced({"data.subset": 100})):

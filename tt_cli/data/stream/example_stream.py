@@ -73,6 +73,7 @@ class ExampleStream:
         self._prefetch: Prefetch | None = None
         self._block: Block | None = None  # the last that came, and how many of its examples were taken
         self._taken = 0
+        self._told_unwritten = False
         self.state: dict[str, Any] | None = None  # the position, after the last batch that was done with; JSON
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -134,11 +135,12 @@ class ExampleStream:
         try:
             atomic_write(self._state_path, json.dumps(state), durable=False)
         except OSError as error:
-            self._state_path = None
-            self._tell(
-                f"cannot write down which examples were read ({error.strerror or error})",
-                "goes on; after a restart some may come again",
-            )
+            told, self._told_unwritten = self._told_unwritten, True
+            if not told:  # a full disk may pass
+                self._tell(
+                    f"cannot write down which examples were read ({error.strerror or error})",
+                    "goes on; after a restart some may come again",
+                )
 
     # ------------------------------------------------------------ in memory
 
