@@ -17,7 +17,7 @@ from data.rows import bomb, png, tar
 
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source, picture_of
 from tt_cli.data.folder_walk import files_below
-from tt_cli.errors import UsageError
+from tt_cli.errors import TTError, UsageError
 
 
 def everything(source: PictureSource) -> list[CaptionedPicture]:
@@ -209,6 +209,27 @@ def test_damaged_files_give_what_comes_before(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-30])
     found, words = good_until_damage(open_source(str(tmp_path / "a.parquet")), 0)
     assert found == [] and "a.parquet cannot be read to its end" in words
+
+
+def test_a_disk_that_is_unplugged_ends_the_work_and_not_the_pictures(tmp_path: Path) -> None:
+    """Else all that was on it would be left out for good, as damaged files or pictures without a caption."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.png").write_bytes(png())
+    pictures = open_source(str(folder)).read(0, 0)
+    next(pictures)
+    (folder / "b.png").unlink()
+    assert next(pictures).name == "b.png"  # for the decoder to miss
+    for number in range(2):
+        (folder / f"{number}.tar").write_bytes(tar([("a.png", png())]))
+    tars = open_source(str(folder))
+    assert len(list(tars.read(0, 0))) == 1
+    folder.rename(tmp_path / "unplugged")
+    for lost, name in ((pictures, "c.png"), (tars.read(1, 0), "1.tar")):
+        with pytest.raises(TTError, match=f"{name}: it is not there any more; bring its disk back") as caught:
+            next(lost)
+        assert not isinstance(caught.value, DamagedUnit)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ MANY = (".tar", ".parquet", ".jsonl", ".csv")  # files with many pictures in eac
 CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
 NO_DATA_SET = "the Hub has no such data set, or it is private; check the name"
+GONE = "it is not there any more; bring its disk back and start again, it goes on from here"
 MOST_IN_TAR = 1 << 28  # bytes of one file in a tar
 BESIDE = ("file_name", "file", "path", "filename")  # paths from the table's folder
 FIELDS = {  # of a row, by the columns that may hold them
@@ -103,6 +104,8 @@ def _folder(path: Path) -> PictureSource:
 
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         for picture in pictures[skip:]:
+            if not any(map(os.path.lexists, (picture, pictures[0], pictures[-1]))):  # one of them may be removed
+                raise TTError(f"cannot read {picture}: {GONE}")
             yield CaptionedPicture(str(picture.relative_to(path)), _caption_beside(picture), picture)
 
     return PictureSource([path.name], read, len(pictures))
@@ -125,6 +128,8 @@ def _files(files: Sequence[Path]) -> PictureSource:
         try:
             yield from pictures(files[unit], skip)
         except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
+            if not os.path.lexists(files[unit]):
+                raise TTError(f"cannot read {files[unit]}: {GONE}") from error
             raise DamagedUnit(f"{files[unit]} cannot be read to its end: {first_line(error)}") from error
 
     return PictureSource([path.name for path in files], read)
