@@ -161,8 +161,7 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
     if path.suffix.lower() == ".parquet":
         import pyarrow.parquet
 
-        by_pages = {"pre_buffer": False, "buffer_size": 1 << 20}  # else a group of rows is read whole
-        with pyarrow.parquet.ParquetFile(path, **by_pages) as table:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as table:  # no group whole
             wanted = {*CAPTION, *EMBEDDED, *BESIDE, *(name for names in FIELDS.values() for name in names)}
             columns = [name for name in table.schema_arrow.names if name.lower() in wanted]
             for batch in column_batches(table, columns, 64, skip):
@@ -235,8 +234,7 @@ def _hub(name: str, split: str, revision: str | None) -> PictureSource:
     for column in pictures:
         if isinstance(features.get(column), datasets.Image):
             data_set = data_set.cast_column(column, datasets.Image(decode=False))
-    which = f"{name}@{revision}" if revision else name
-    which += f" {split}" if split != "train" else ""
+    which = f"{name}{f'@{revision}' if revision else ''}{'' if split == 'train' else f' {split}'}"
     units = [f"{which} shard {number}" for number in range(data_set.num_shards)]
 
     def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
