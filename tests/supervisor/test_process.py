@@ -8,9 +8,11 @@ import os
 import queue
 import signal
 import stat
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_actor, start_boss
@@ -126,6 +128,21 @@ def test_a_failure_is_one_line_and_an_exit_code(act: str, code: int, words: str,
     assert (failure.message, failure.exit_code) == (words, code)
     assert worker.wait(WAIT) == code
     assert ("Traceback" in worker.log.read_text()) == (act == "bug")
+
+
+@pytest.mark.parametrize(("act", "code", "last"), [("tell", 0, Step), ("error", 1, Failure), ("bug", 70, Failure)])
+def test_a_worker_whose_log_lies_on_a_full_disk_ends_as_any_other(
+    act: str, code: int, last: type[Event], tmp_path: Path
+) -> None:
+    """An end by Python's own way waits for threads of hivemind's, and has another exit code."""
+
+    def launch(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+        with open("/dev/full", "wb") as full:
+            return subprocess.Popen(command, **{**named, "stdout": full, "stderr": full})
+
+    worker = Worker("workers.actor", {"act": act}, tmp_path / "log", ENVIRONMENT, launch)
+    assert type(all_events(worker)[-1]) is last
+    assert worker.wait(WAIT) == code
 
 
 def test_the_exit_code_of_a_killed_worker_is_its_signal(tmp_path: Path) -> None:

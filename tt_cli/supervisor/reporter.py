@@ -6,6 +6,7 @@ in on standard input, one a line. It dies with its supervisor, and everything it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -131,11 +132,13 @@ def run_worker(main: Callable[[dict[str, Any], Emit, Orders], None]) -> NoReturn
     except BrokenPipeError:  # the supervisor is gone; nobody is left to tell
         code = 1
     except Exception as error:  # a bug: the traceback goes to the worker's log, one line to the person
-        traceback.print_exc()
         code = BUG_EXIT_CODE
         emit(Failure(f"{type(error).__name__}: {error}", code))
-    sys.stdout.flush()
-    sys.stderr.flush()
+        with contextlib.suppress(OSError):  # of a full disk
+            traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # hivemind's threads and futures may block a normal exit
 
 
