@@ -248,15 +248,25 @@ def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: 
         wait_for(lambda: notice_number(running) > newest)
 
 
-def test_what_answers_in_another_form_is_asked_again(running: Running, told: Told) -> None:
-    """As a proxy does that leads elsewhere for a while."""
+@pytest.mark.parametrize(
+    ("status", "answer", "words"),
+    [
+        (200, b'{"status": "ok"}', "does not answer as an authority does"),
+        (403, b"<h1>403 Forbidden</h1>", "cannot decide now: it answered 403"),
+        (502, b"<h1>502 Bad Gateway</h1>", "cannot decide now: it answered 502"),
+    ],
+)
+def test_what_answers_in_another_form_is_asked_again(
+    status: int, answer: bytes, words: str, running: Running, told: Told
+) -> None:
+    """As a proxy does that leads elsewhere for a while, or refuses by itself: nobody loses a pass by that."""
 
     class Elsewhere(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(b'{"status": "ok"}')
+            self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -266,7 +276,7 @@ def test_what_answers_in_another_form_is_asked_again(running: Running, told: Tol
         run = pointed(running.run, f"http://127.0.0.1:{elsewhere.server_port}", running.key)
         with closing(AuthorityClient(run, key_file(running.run), told)) as client:
             for ask in (lambda: client.admission("held"), lambda: client.accuse(b"proof", "held")):
-                with pytest.raises(AuthorityUnreachable, match="does not answer as an authority does"):
+                with pytest.raises(AuthorityUnreachable, match=words):
                     ask()
         elsewhere.shutdown()
 

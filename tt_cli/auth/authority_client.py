@@ -92,8 +92,8 @@ class AuthorityConnection:
             return body
         try:
             detail = " ".join(str(json.loads(body)["detail"]).split())[:300]
-        except (ValueError, LookupError, TypeError):
-            detail = f"it answered {status}"
+        except (ValueError, LookupError, TypeError):  # a proxy's words refuse nobody: it may be well again soon
+            detail, status = f"it answered {status}", 503 if status in (401, 403) or status >= 500 else status
         if status in _REFUSALS:
             kind, sentence = _REFUSALS[status]
             raise kind(sentence.format(self._run.run.name, detail))
