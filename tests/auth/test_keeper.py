@@ -29,7 +29,7 @@ from tt_cli.auth.identities import free_identity
 from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
 from tt_cli.auth.peer_admission import UNGUARDED, admission, is_here
 from tt_cli.errors import TTError, UsageError
-from tt_cli.identity.passes import read_notice, read_pass
+from tt_cli.identity.passes import Pass, read_notice, read_pass
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import folders
 from tt_cli.run.initial_peers import peers_met
@@ -343,6 +343,15 @@ def test_a_full_disk_is_one_line(running: Running, told: Told, monkeypatch: pyte
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(TTError, match="cannot write .*: No space left on device; free space"):
         keeper.__enter__()
+
+
+def test_the_longer_a_pass_has_ended_the_rarer_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    held = Pass("ada", "Qm", "run", 0.0, 3600.0)
+    left = [room._until_renewal(held, held.expires - seconds) for seconds in (1800.0 - 60.0, 30.0, 1.0)]
+    assert left == [room.POLL_SECONDS, room.SHORTEST_TURN, 0.5]
+    ended = [room._until_renewal(held, held.expires + seconds) for seconds in (1.0, 30.0, 3600.0)]
+    assert ended == [0.5, room.SHORTEST_TURN, room.POLL_SECONDS]
 
 
 def test_the_pass_is_that_of_the_key_which_the_worker_claims(running: Running, told: Told) -> None:
