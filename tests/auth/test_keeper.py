@@ -345,6 +345,32 @@ def test_a_full_disk_is_one_line(running: Running, told: Told, monkeypatch: pyte
         keeper.__enter__()
 
 
+def test_what_a_full_disk_did_not_take_is_asked_for_again(told: Told) -> None:
+    """The pass and the notice; a folder in the place of its file stands for the disk."""
+    with Running(life=3600.0) as running:
+        running.authority.clock = lambda: time.time() - 3000.0  # a pass that is to be renewed at once
+        keeper = begun(running, told)
+        running.authority.clock = time.time
+        files = [key_file(running.run).with_name(name) for name in ("trainer.pass", "notice")]
+        files[1].mkdir()
+
+        def where() -> list[str]:
+            if files[0].is_file():  # which was read, and is written next
+                files[0].unlink()
+                files[0].mkdir()
+            return []
+
+        keeper._addresses = where
+        with keeper:
+            told.wait("no news of bans and orders: cannot write")
+            told.wait("the pass is not renewed: cannot write")
+            keeper._addresses = list
+            for file in files:
+                file.rmdir()
+            wait_for(lambda: all(file.is_file() for file in files))
+            told.wait("the pass is renewed")
+
+
 def test_the_longer_a_pass_has_ended_the_rarer_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     held = Pass("ada", "Qm", "run", 0.0, 3600.0)

@@ -131,12 +131,13 @@ class PassRenewer(Admitted):
 
     def _take(self, text: str) -> None:
         try:
-            self._held, self._text = self._own(text), text
+            held = self._own(text)
         except InvalidPass as error:
             raise TTError(
                 f"the authority answered with a pass that does not count ({error}): ask the organiser"
             ) from None
         self._write(self._pass_file, text)
+        self._held, self._text = held, text  # what a full disk did not take is asked for again
 
     def _keep_renewing(self) -> None:
         """At half of a pass's life, and then again and again until there is a new one."""
@@ -193,9 +194,9 @@ class PassRenewer(Admitted):
                 return
             raise TTError(f"the authority's notice does not count ({error})") from None
         if notice.number > self._notice.number:
-            before, self._notice = self._notice, notice
             if not stored:
                 self._write(self._notice_file, text)
+            before, self._notice = self._notice, notice
             self._tell_orders(before, notice)
 
     def _tell_orders(self, before: Notice, now: Notice) -> None:
