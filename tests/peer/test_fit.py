@@ -92,6 +92,16 @@ def test_too_small_a_limit_is_refused_with_one_that_does(free: dict[str, float])
     check_room(EMOJI, CPU, None, parse_size(limit))
 
 
+@pytest.mark.parametrize(("batch", "memory"), [(None, 12 * GIB), (8, None)])
+def test_what_others_take_just_now_is_nobodys_wrong_request(
+    batch: int | None, memory: int | None, free: dict[str, float]
+) -> None:
+    """A supervisor tries again later, where the flags that worked for weeks are not what is wrong."""
+    free["host"] = 0.5
+    error = refused(EMOJI, CPU, batch, memory)
+    assert "are free on this machine: close other programs" in str(error) and not isinstance(error, UsageError)
+
+
 def test_too_large_a_batch_is_refused_with_one_that_fits(free: dict[str, float]) -> None:
     free["host"] = 2.0
     assert str(refused(EMOJI, CPU, 1000, None)).endswith("close other programs or give --batch-size 1, or leave it out")

@@ -121,7 +121,8 @@ def refusal(task: Task[Any], need: Need, room: Room) -> TTError:
     if not fixes:
         fixes.append(f"it takes a machine with {shown(taken)} free")
     examples = f"with {need.micro_batch} example{'s' if need.micro_batch > 1 else ''} at a time"
-    kind = UsageError if room.memory is not None or need.micro_batch > 1 else TTError
+    asked = room.memory is not None or need.micro_batch > 1
+    kind = UsageError if asked and "close other programs" not in fixes else TTError  # which a peer that worked outlives
     return kind(
         f"{task.run.run.name} needs {shown(taken)} of {'GPU memory' if room.place == 'device' else 'RAM'} {examples} "
         f"({need.in_words(room.place)}), and {room.in_words()}: {' or '.join(fixes)}"
