@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import TTError, UsageError
 from tt_cli.peer import device as room
 from tt_cli.peer.device import Hardware, choose_device, try_out
 from tt_cli.run import load_run
@@ -171,6 +171,21 @@ def test_a_gpu_newer_than_torch_asks_for_a_newer_torch_and_the_cpu_trains() -> N
 def test_a_gpu_that_the_user_names_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match=r"^--device cuda:1: GPU 1 cannot train: torch .* capability 7.0, but for"):
         choose_device("cuda:1", MODEL, lambda event: None, machine((8, 0), (7, 0), without_kernels={1}))
+
+
+@pytest.mark.parametrize("wanted", [None, "cuda"])
+def test_a_gpu_whose_memory_others_have_is_waited_for(wanted: str | None) -> None:
+    """On the CPU the peer would stay when they have ended. A supervisor tries again later."""
+
+    def full(device: torch.device, dtype: torch.dtype) -> None:
+        if device.index == 0:
+            raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors")
+
+    with pytest.raises(TTError, match="^no memory is free on the GPU: CUDA error: out of memory: look") as caught:
+        choose_device(wanted, MODEL, lambda event: None, machine((8, 0), try_out=full))
+    assert not isinstance(caught.value, UsageError)
+    another = choose_device(None, MODEL, lambda event: None, machine((8, 0), (8, 0), try_out=full))
+    assert another.torch_device.index == 1
 
 
 def test_another_fault_is_told_in_its_first_line() -> None:

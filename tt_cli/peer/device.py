@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tt_cli.errors import UsageError, first_line
+from tt_cli.errors import TTError, UsageError, first_line, is_out_of_memory
 from tt_cli.memory import Kind
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
@@ -158,10 +158,10 @@ class Hardware:
 def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Hardware = Hardware()) -> Device:
     """The device the user named, else the first GPU that works, else the CPU; its precision for this task's model.
 
-    Raises UsageError for a device that is not there, or that does not work.
+    Raises UsageError for a device that is not there, or that does not work; TTError where GPUs are full just now.
     """
     named = named_device(wanted, hardware) if wanted else None
-    skipped = ""
+    skipped = full = ""
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
         (autocast, precision), name = hardware.precision(device), hardware.name(device)
         if not (fault := hardware.fault(device, autocast or torch.float32)):
@@ -169,10 +169,13 @@ def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Har
                 emit(Card(f"GPU-{hardware.cuda.get_device_properties(device).uuid}"))
             reason = f"--device {wanted}" if named else f"the first of {hardware.count('cuda')} GPUs{skipped}"
             return _chosen(Device(device, name, autocast), reason, precision, emit)
-        if named:
+        full = full or (fault if is_out_of_memory(RuntimeError(fault)) else "")
+        if named and not full:
             raise UsageError(f"--device {wanted}: {name} cannot train: {fault}")
         emit(Log(f"{device} ({name}) is left out: {fault}", "warning"))
         skipped = " that works"
+    if full:  # of other programs; on the CPU this peer would stay when they have ended
+        raise TTError(f"no memory is free on the GPU: {full}")
     if not named and not skipped and (hidden := hardware.hidden()):
         emit(Log(f"training on the CPU: {hidden}", "warning"))
     reason = f"--device {wanted}" if named else f"no GPU{skipped or ' that torch can use'}"
