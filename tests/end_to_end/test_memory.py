@@ -37,6 +37,8 @@ def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm) -> None:
     assert swarm.wait(lambda: not ben.running, WAIT), "ben should have given way"
     (failure,) = ben.of(Failure)
     assert failure.exit_code == 75 and "of --memory: beginning anew from a backup" in failure.message
+    markers = [file.name for file in ben.home.glob("runs/*/*restarted*")]
+    assert markers == ["trainer.restarted-for-memory"], "another peer of his machine may give way as soon"
     (saved,) = ben.of(Saved)
     assert last_step(ben) - 1 <= saved.epoch <= last_step(ben)  # a round may end while the backup is written
 

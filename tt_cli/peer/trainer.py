@@ -141,11 +141,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
             called = not client_mode and not opts.host.startswith("127.")
             return astray(run, dht, opts.announce, collaboration.board.view.records) if called else None
 
-        marker = folder / "restarted-when-stuck"
+        marker = peer.identity.path.with_suffix(".restarted-when-stuck")  # others of this machine have their own
         watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save, seek))
         collaboration.synchronise()
         begin()
-        marker, expected = folder / "restarted-for-memory", memory.need(size).host
+        marker, expected = peer.identity.path.with_suffix(".restarted-for-memory"), memory.need(size).host
         memory_watch = MemoryWatch(opts.memory, expected, marker, emit, lower=device.kind == "cpu")
         try:
             with daemon_watched(dht), memory_watch:
