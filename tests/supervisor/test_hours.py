@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tt_cli.supervisor.household.hours import Hours
+from tt_cli.supervisor.household.limits import HoursLimit, Origin
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -100,3 +101,11 @@ def test_wrong_words_are_one_line(text: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         Hours.parse(text)
     assert said in str(caught.value)
+
+
+def test_another_time_zone_counts_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a laptop that travels, or a server whose zone was wrong; the C library looks only when it is asked to."""
+    limit, now = HoursLimit(Hours.parse("09:00-17:00"), Origin("hours", "", "--hours")), at("2026-01-05 08:00")
+    assert limit.look(now).action == "pause"
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert limit.look(now).action == "go on"

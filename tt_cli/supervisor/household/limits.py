@@ -74,6 +74,7 @@ class HoursLimit:
         return Choice("hours", self.hours.text, f"{self.origin.source}, in local time")
 
     def look(self, now: float) -> Verdict:
+        time.tzset()  # a laptop may be in another time zone since
         if self.hours.allow(now):
             return GO_ON
         until = self.hours.changes_at(now)
