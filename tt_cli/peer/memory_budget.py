@@ -55,12 +55,6 @@ class Room:
         return f"{shown(self.free)} of {shown(self.total)} are free on {self.whose}"
 
 
-def gpu_room(device: Device, memory: int | None) -> Room:
-    """Memory of a GPU, as it is just now."""
-    there = device_memory(device.torch_device)
-    return _room("device", there.taken + CUDA_ON_DEVICE, HostMemory(there.free, there.total, device.name), memory)
-
-
 def host_room(memory: int | None) -> Room:
     """RAM for this process and all that it starts."""
     return _room("host", sum(family_memory(os.getpid())), host_memory(), memory)
@@ -93,8 +87,11 @@ def check_room(
 
     A GPU's allocator takes no more than that: beyond, a desktop stutters, and WSL spills into RAM.
     """
-    host = host_room(memory)
-    room = host if device.kind == "cpu" else gpu_room(device, gpu_memory)
+    room = host = host_room(memory)
+    if device.kind == "cuda":
+        there = device_memory(device.torch_device)
+        gpu = HostMemory(there.free, there.total, device.name)
+        room = _room("device", there.taken + CUDA_ON_DEVICE, gpu, gpu_memory)
     need = task.need(device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
     for taken in (host, room):
         if need.total(taken.place) > taken.most:

@@ -138,7 +138,6 @@ def run_worker(main: Callable[[dict[str, Any], Emit, Orders], None]) -> NoReturn
             traceback.print_exc()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-        sys.stderr.flush()
     os._exit(code)  # hivemind's threads and futures may block a normal exit
 
 

@@ -51,11 +51,8 @@ class _Supervision:
         self._start, self._emit, self._control = start, emit, control
         self._failures = self._retries = 0
         self._worked = False  # it has trained, or waited for its time: it may not vanish
-        self._stepped = False  # this worker has
         self._gave_up: tuple[Verdict, Failed] | None = None
-        self._pausing = self._leaving = False
-        self._held = self._towards = ""
-        self._asked_to_finish = self._unseen = self._unread = False
+        self._unseen = self._unread = False
 
     def run(self) -> None:
         try:
@@ -125,7 +122,7 @@ class _Supervision:
             return False
         finally:
             worker.kill()
-        code = worker.wait()
+        code = worker.wait() or 0
         if self._pausing:
             return True
         if code == 0:
@@ -196,11 +193,9 @@ class _Supervision:
         except KeyboardInterrupt:
             self._end("ended at once")
 
-    def _after_failure(self, worker: Worker, code: int | None) -> bool:
+    def _after_failure(self, worker: Worker, code: int) -> bool:
         """Try again, or give up for a while."""
-        end = f"ended unexpectedly (exit code {code})"
-        if code is not None and code < 0:
-            end = f"was killed (signal {-code})"
+        end = f"was killed (signal {-code})" if code < 0 else f"ended unexpectedly (exit code {code})"
         failure = worker.failure or Failure(f"the peer process {end}", BUG_EXIT_CODE)
         reason = failure.message
         self._failures = 1 if self._stepped else self._failures + 1
