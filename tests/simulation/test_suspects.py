@@ -12,7 +12,7 @@ import pytest
 import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from simulation.averager import Control, HashSigner
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
@@ -23,7 +23,7 @@ from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.supervisor.events import Progress, Step
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.commit import LastVote
+from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
 from tt_cli.swarm.allreduce.round_plan import (
     SKEW,
@@ -452,3 +452,27 @@ def test_who_voted_for_an_average_of_nothing_gives_what_it_computes_later(waits:
 
     before, after = in_virtual_time(work())
     assert before == 8 and after > 8
+
+
+def test_who_breaks_off_just_before_it_had_to_say_what_it_has_stops_no_swarm() -> None:
+    """Asked three times, each time for as long as the first, it outlasted the round, and nobody was told of it."""
+
+    class JustTooLate(CommitProtocol):
+        async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
+            await asyncio.sleep(self.patience - 0.2)
+            raise ValueError("not today")
+
+    async def work() -> list[Machine]:
+        network, run = Network(random.Random(0), Line(), (), {}), run_of(4, "mean")
+        *others, liar = [Machine(network, number, run, lambda *_: None) for number in range(4)]
+        for machine in (*others, liar):
+            machine.start()
+        while liar.collaboration is None:
+            await asyncio.sleep(0.01)
+        liar.collaboration.averager.commit_type = JustTooLate
+        await asyncio.sleep(40.0)
+        for machine in (*others, liar):
+            machine.kill()
+        return others
+
+    assert min(machine.state.epoch for machine in in_virtual_time(work())) > 2

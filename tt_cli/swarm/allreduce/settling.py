@@ -155,16 +155,16 @@ class Settling(ABC):
         return self._read(answer, str(member))
 
     async def _ask(self, member: PeerID) -> None:
-        peer, timeout, asked_again = str(member), self._left(self._asks_until), False
+        peer, patience, asked_again = str(member), self.patience, False
         for attempt in range(ASKED_TIMES):
             try:
-                status = await self._call(member, timeout)
+                status = await self._call(member, self._left(self._asks_until, patience))
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
                 if isinstance(error, TimeoutError):
                     if peer not in self.statuses or asked_again:
                         break
-                    asked_again, timeout = True, self._left(self._asks_until, self.patience / SOON)  # it has called
+                    asked_again, patience = True, self.patience / SOON  # it has called
                 await asyncio.sleep(RETRY_SECONDS * attempt)
             else:
                 self._answered[peer] = status.dropped
