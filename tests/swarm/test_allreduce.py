@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -13,9 +14,10 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
+from simulation.virtual import in_virtual_time
 from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, Outcome, expected, run_round
 
-from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.allreduce import ANSWERING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
@@ -205,6 +207,33 @@ def test_without_one_client_the_others_have_the_average() -> None:
     outcomes = run_round(*members)
     assert_whole(outcomes)
     assert error(outcomes[0], members[:2]) < 0.02
+
+
+def test_a_reducer_whose_stream_opens_late_has_no_more_time_for_its_averages() -> None:
+    """Both together would be longer than the round, of which nobody would have a word then."""
+
+    class Caller(Member):
+        def stub(self, peer: PeerID) -> Any:
+            async def rpc_aggregate_part(stream: Any) -> Any:
+                await asyncio.sleep(2 * self.patience - 0.1)
+                return nothing()
+
+            async def nothing() -> AsyncIterator[averaging_pb2.AveragingData]:
+                await asyncio.Event().wait()
+                yield averaging_pb2.AveragingData()
+
+            return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
+
+    async def transfer() -> float:
+        caller, loop = Caller(0), asyncio.get_running_loop()
+        caller.everybody, caller.patience, caller.longest = {PEERS[0]: caller, PEERS[1]: Member(1)}, 10.0, 20.0
+        caller.prepare()
+        began = loop.time()
+        await caller.allreduce.run()
+        assert caller.allreduce.failed.keys() == {str(PEERS[1])}
+        return loop.time() - began
+
+    assert in_virtual_time(transfer()) <= ANSWERING * 20.0
 
 
 class FallsSilent(Member):

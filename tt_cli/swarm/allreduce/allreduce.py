@@ -210,16 +210,17 @@ class AllReduce:
         indexes, received = self.parts_of(reducer), 0
         try:
             opening = (await self._opening(reducer)).sign(self.signer)
-            opened = self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
-            stream = await asyncio.wait_for(opened, 2 * self.patience)  # who fell silent may take minutes
-            async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
-                async for message in aiter_with_timeout(stream, 2 * self.patience):
-                    self._keep(indexes[received], message)
-                    received += 1
-                    if received == len(indexes):
-                        if message.peer_id:
-                            self.signed[str(reducer)] = message.peer_id
-                        break
+            async with asyncio.timeout(ANSWERING * self.longest):
+                opened = self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+                stream = await asyncio.wait_for(opened, 2 * self.patience)  # who fell silent may take minutes
+                async with aclosing(stream):
+                    async for message in aiter_with_timeout(stream, 2 * self.patience):
+                        self._keep(indexes[received], message)
+                        received += 1
+                        if received == len(indexes):
+                            if message.peer_id:
+                                self.signed[str(reducer)] = message.peer_id
+                            break
             if received != len(indexes):
                 raise BrokenTransfer(f"it sent {received} of {len(indexes)} parts")
         except Exception as error:  # P2P errors of many types; the round goes on without this reducer
