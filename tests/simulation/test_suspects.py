@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -476,3 +476,30 @@ def test_who_breaks_off_just_before_it_had_to_say_what_it_has_stops_no_swarm() -
         return others
 
     assert min(machine.state.epoch for machine in in_virtual_time(work())) > 2
+
+
+def test_an_attempt_that_outlasted_its_round_is_one_all_the_same() -> None:
+    """As where machines hang for long: its number would be that of the next attempt, too, in which they vote again."""
+    attempts = list[int]()
+
+    class Hanging(CommitProtocol):
+        async def _precommit(self, calling: Set[str]) -> None:
+            attempts.append(self.allreduce.group.attempt)
+            await asyncio.sleep(100.0)
+
+    async def work() -> None:
+        network, run = Network(random.Random(0), Line(), (), {}), run_of(2, "mean")
+        machines = [Machine(network, number, run, lambda *_: None) for number in range(2)]
+        for machine in machines:
+            machine.start()
+        while any(machine.collaboration is None for machine in machines):
+            await asyncio.sleep(0.01)
+        for machine in machines:
+            machine.collaboration.averager.commit_type = Hanging
+        while len(attempts) < 6:
+            await asyncio.sleep(1.0)
+        for machine in machines:
+            machine.kill()
+
+    in_virtual_time(work())
+    assert attempts == [1, 1, 2, 2, 3, 3]

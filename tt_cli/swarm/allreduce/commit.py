@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -173,6 +173,8 @@ class CommitProtocol(Settling):
         """Compare, repeat and fetch, when the transfer is over, then commit or drop the round."""
         try:
             await self._run()
+        except asyncio.CancelledError:  # the round's time is over; what this member has voted for stays its vote
+            self.dropped, self.agreement = True, replace(self.agreement, unheard="did not hear in time")
         finally:
             self._decided.set()
 
