@@ -333,6 +333,18 @@ def test_a_pass_is_shown_once_and_again_when_it_is_forgotten(members: Members) -
     there._passes.clear()
     assert asyncio.run(twice()) == [b"X", b"X"] and sizes == [long, 3, 3, long, 3]
 
+    async def together() -> list[bytes]:
+        both = asyncio.Barrier(2)  # they are on their way, and refused, before either is asked again
+
+        async def meet(to: PeerID, name: str, request: bytes) -> bytes:
+            await both.wait()
+            return await call(to, name, request)
+
+        return await asyncio.gather(*(here.call(meet, peer, "service.rpc_one", b"x") for _ in range(2)))
+
+    there._passes.clear()
+    assert asyncio.run(together()) == [b"X", b"X"]
+
 
 def test_a_frame_is_nothing_else(members: Members) -> None:
     guard = PassGuard(membership_at(members.aux))

@@ -78,7 +78,7 @@ class PassGuard:
             answer = await call(peer, name, frame("" if known else mine) + request)
         except P2PHandlerError as error:
             if known and UNKNOWN in str(error):  # it has forgotten, as after a restart
-                del self._shown[service]
+                self._shown.pop(service, None)  # or another call, which was refused too, has done so
                 return await self.call(call, peer, name, request)
             if REFUSED in str(error):
                 self._refused(str(error).split(REFUSED, 1)[1].rstrip("')\" "))
