@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -197,8 +197,8 @@ class Member:
         return Outcome(self.allreduce, self.commit, self.store)
 
 
-def run_round(*members: Member) -> list[Outcome]:
-    """All members' outcomes; of those that have one."""
+def run_round(*members: Member, run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run) -> list[Outcome]:
+    """All members' outcomes; of those that have one. run: runs a coroutine."""
 
     async def together() -> list[Outcome | None]:
         everybody = {member.peer: member for member in members}
@@ -208,7 +208,7 @@ def run_round(*members: Member) -> list[Outcome]:
             member.prepare()
         return await asyncio.wait_for(asyncio.gather(*(member.take_part() for member in members)), 60)
 
-    return [outcome for outcome in asyncio.run(together()) if outcome is not None]
+    return [outcome for outcome in run(together()) if outcome is not None]
 
 
 def expected(members: Sequence[Member]) -> numpy.ndarray:

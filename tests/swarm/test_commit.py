@@ -16,6 +16,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.virtual import in_virtual_time
 from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, run_round
 
 from tt_cli.swarm import wire
@@ -34,7 +35,7 @@ from tt_cli.swarm.allreduce.messages import (
     verify,
 )
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
-from tt_cli.swarm.allreduce.result import DOUBLE, outcome_of
+from tt_cli.swarm.allreduce.result import DOUBLE, late_of, outcome_of
 from tt_cli.swarm.allreduce.votes import (
     PartStatus,
     agree,
@@ -405,9 +406,11 @@ def test_of_four_three_must_have_precommitted_and_signed_that(way: str) -> None:
 class DoubleVoter(Member):
     """Votes for the first two members as they do, and for the third one otherwise."""
 
+    told_all = False
+
     def told(self, peer: PeerID, message: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         status, mine = read_status(message, len(self.allreduce.parts)), self.allreduce
-        if peer != PEERS[2] or not status.vote:
+        if (peer != PEERS[2] and not self.told_all) or not status.vote:
             return message
         hashes = (bytes(15) + b"!", *status.hashes[1:])
         vote = mine.group.vote(mine.me, hashes).sign(mine.signer)
@@ -435,6 +438,33 @@ def test_who_signs_unlike_votes_is_guilty_by_that_and_nobody_drops_the_round_for
         ((guilty, proof),) = outcome.commit.double.items()
         assert guilty == str(PEERS[3]) == verify(Accusation.read(proof), rules)
         assert outcome_of(outcome.commit, 1.0, {}, frozenset(), {}).rejected == {guilty: DOUBLE}
+
+
+class Silent(Member):
+    """In client mode, so that it calls the others and they wait for that."""
+
+    client = True
+
+    async def take_part(self) -> None:
+        await self.allreduce.run()
+
+
+class Staller(DoubleVoter):
+    """Votes otherwise than all others, who ask what it knows of that, and then says nothing more."""
+
+    told_all = True
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if read_status(message, len(self.allreduce.parts)).others:
+            await asyncio.Event().wait()
+        return await super().rpc_settle(message, context)
+
+
+@pytest.mark.parametrize("kind", [Silent, Staller])
+def test_whoever_is_waited_for_in_vain_in_settling_has_held_the_round_up(kind: type[Member]) -> None:
+    *honest, late = [*map(Member, range(3)), kind(3)]
+    for outcome in run_round(*honest, late, run=in_virtual_time)[:3]:
+        assert not outcome.commit.dropped and late_of(outcome.commit)[str(late.peer)] > late.patience / 2
 
 
 @pytest.mark.parametrize(("name", "signer"), [(NAME, 2), (replace(NAME, run="other-12345678"), 3)])

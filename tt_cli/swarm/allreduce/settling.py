@@ -145,6 +145,7 @@ class Settling(ABC):
                 await self._heard.wait_for(lambda: self._have_spoken(peers))
         except TimeoutError:
             logger.info(f"no word from {peers - self.statuses.keys()}")
+            self.heard_at |= dict.fromkeys(peers - self.statuses.keys(), loop_time())
 
     async def _call(self, member: PeerID, timeout: float, *told: dict[str, bytes]) -> PartStatus:
         """Tell one member this one's status, and be told its own. told: see `status`."""
@@ -183,6 +184,8 @@ class Settling(ABC):
         except Exception as error:  # P2P errors of many types
             logger.info(f"asking {member} about {reducers} failed: {error!r}")
             return
+        finally:
+            self.heard_at[str(member)] = loop_time()
         for peer in status.others.keys() & reducers:
             self.passed_on.setdefault(peer, {})
             self._learn(peer, status.others[peer], str(member))
