@@ -22,6 +22,7 @@ from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
+from tt_cli.swarm.allreduce.settling import PATIENCE
 from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
@@ -266,6 +267,41 @@ class DiesAfterSendingToOne(FallsSilent):
     async def take_part(self) -> Outcome | None:
         await self.allreduce.run()
         return None
+
+
+def test_one_that_has_a_part_and_does_not_give_it_leaves_time_to_ask_the_next() -> None:
+    """As long as settling waits for an answer it did not: three times as long as for a part, which was the rest."""
+
+    class FallsSilentForOne(Member):
+        async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super().rpc_aggregate_part(stream, context):
+                if message.peer_id and context.remote_id == PEERS[3]:
+                    raise ConnectionError("cut off")
+                yield message
+
+    class Mute(Member):
+        async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+            await asyncio.Event().wait()
+            yield message
+
+    class Lacking(Member):
+        def prepare(self) -> None:
+            super().prepare()
+            self.commit._ends = asyncio.get_running_loop().time() + (PATIENCE - 0.1) * self.patience
+
+        def stub(self, peer: PeerID) -> Any:
+            stub = super().stub(peer)
+            ask = stub.rpc_fetch_average
+
+            async def rpc_fetch_average(message: runtime_pb2.ExpertInfo) -> Any:
+                await asyncio.sleep(0.1)
+                return await ask(message)
+
+            stub.rpc_fetch_average = rpc_fetch_average
+            return stub
+
+    outcomes = run_round(Mute(0), Member(1), FallsSilentForOne(2), Lacking(3), run=in_virtual_time)
+    assert outcomes[3].commit.repaired and not outcomes[3].commit.dropped
 
 
 def test_a_reducer_that_dies_after_one_member_has_all_costs_no_round() -> None:

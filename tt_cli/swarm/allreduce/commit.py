@@ -384,8 +384,8 @@ class CommitProtocol(Settling):
                 continue
             try:
                 async with asyncio.timeout(max(0.0, self._ends - loop_time())):
-                    stub, group_id = self.allreduce.stub_of(holder), self.allreduce.group_id
-                    await fetch_parts(stub, group_id, self.store, lacking, self.patience, self.allreduce.traffic)
+                    mine, stub = self.allreduce, self.allreduce.stub_of(holder)
+                    await fetch_parts(stub, mine.group_id, self.store, lacking, mine.patience, mine.traffic)
                     self.asked.add(str(holder))
             except Exception as error:  # the next holder is asked
                 logger.info(f"fetching parts from {holder} failed: {error!r}")
