@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import time
 from pathlib import Path
 
@@ -154,6 +155,17 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     (tmp_path / "notice").write_bytes(b"\xff\xfe")
     (tmp_path / "trainer.pass").unlink()
     assert mine.is_banned("anna's") and mine.mine() == pass_of(), "what was known is not forgotten"
+
+
+def test_a_notice_that_could_not_be_read_once_is_read_at_the_next_look(tmp_path: Path) -> None:
+    mine, (soft, hard) = Admission(RUN, tmp_path / "trainer.key"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "notice").write_text(notice(1, peers="mallory's"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # too many open files
+    try:
+        assert not mine.is_banned("mallory's")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert mine.is_banned("mallory's")
 
 
 def told(key_file: Path, text: str) -> None:

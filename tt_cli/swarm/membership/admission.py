@@ -205,10 +205,10 @@ class _WatchedFile:
         self._looked_at = time.monotonic()
         try:
             stat = os.stat(self._path)
-            before, self._seen = self._seen, (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if self._seen == before:
+            if (there := (stat.st_mtime_ns, stat.st_ino, stat.st_size)) == self._seen:
                 return None
             with self._path.open(encoding="ascii") as file:
-                return file.read(self._limit + 1).strip()
+                text, self._seen = file.read(self._limit + 1).strip(), there
+                return text
         except (OSError, ValueError):  # gone, or no text
             return None
