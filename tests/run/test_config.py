@@ -88,6 +88,7 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
     ("key", "value", "said"),
     [
         ("model.dim", -3, "model.dim = -3: must be at least 4"),
+        ("model.depth", 10**18, "model.depth = 1000000000000000000: must be at most 4096"),
         ("model.dim", "64", 'model.dim = "64": must be a whole number'),
         ("model.dim", 64.5, "model.dim = 64.5: must be a whole number"),
         ("model.dim", True, "model.dim = true: must be a whole number"),

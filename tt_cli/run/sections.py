@@ -103,7 +103,7 @@ class ModelPart(Section):
     """The decoder, as in Ramesh et al. 2021. `tt check` says what a change takes in memory."""
 
     dim: int = Field(ge=4)
-    depth: int = Field(ge=1, description="layers; a GPU's time grows with it")
+    depth: int = Field(ge=1, le=4096, description="layers; a GPU's time grows with it")
     heads: int = Field(ge=1)
     dim_head: int = Field(ge=1)
     text_length: int = Field(ge=1, description="tokens of a caption; longer ones are cut")
