@@ -180,6 +180,7 @@ def test_missing_keys_are_named_and_counted() -> None:
         ("[run]\nname = 'a", "x.toml, line 2, at the end: expected"),
         ("a = " + "[" * 100_000, "x.toml"),
         ("a = " + "9" * 5_000, "x.toml: a number of more digits than Python reads"),
+        (MINIMAL.replace("depth = 5", "depth = 0x" + "f" * 5_000), "x.toml: a number of more digits than Python reads"),
     ],
 )
 def test_malformed_toml_names_file_line_and_fault(text: str, said: str) -> None:

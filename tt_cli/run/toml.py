@@ -38,7 +38,9 @@ _EXPECTED = {
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
     """Parse TOML; raises UsageError with the file, the line and what is wrong there."""
     try:
-        return tomllib.loads(text.removeprefix("\ufeff"))  # which editors of Windows put there
+        content = tomllib.loads(text.removeprefix("\ufeff"))  # which editors of Windows put there
+        json.dumps(content, default=str)  # it reads longer numbers in hexadecimal, and no message could name them
+        return content
     except tomllib.TOMLDecodeError as error:
         what, _, place = str(error).rpartition(" (at ")
         place = place.rstrip(")")
@@ -47,7 +49,7 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
         raise UsageError(f"{origin}, {place}: {what[:1].lower()}{what[1:]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: too many brackets inside brackets") from None
-    except ValueError:  # from Python's int()
+    except ValueError:  # from Python's int() and str()
         raise UsageError(f"{origin}: a number of more digits than Python reads") from None
 
 
