@@ -14,7 +14,7 @@ from task.test_digits import RUN as DIGITS
 from tests.web.recorded import RUN, TABLES, write_history
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
-from tt_cli.history.writer import HistoryWriter, database_url
+from tt_cli.history.writer import FILE, HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
 from tt_cli.task import task_of
@@ -117,7 +117,11 @@ def test_the_command(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tt_cli.web.queries.Tables", lambda run, name: TABLES)
     nothing = here("site", "export", "emoji", "site")
     assert nothing.returncode == 1
-    assert nothing.stderr == "tt: this machine has recorded nothing of run emoji: `tt aux-peer emoji` does\n"
+    file = folders.run_folder(RUN) / FILE
+    assert nothing.stderr == f"tt: nothing of run emoji is recorded in {file}: `tt aux-peer emoji` records it\n"
+    mistyped = here("site", "export", "emoji", "site", "--database", "sqlite:///histroy.db")
+    assert mistyped.returncode == 1 and "recorded in histroy.db: " in mistyped.stderr
+    assert list(tmp_path.glob("histroy.db*")) == []
     write_history(folders.run_folder(RUN), steps=5)
     done = here("site", "export", "emoji", "site")
     assert done.returncode == 0, done.stderr
@@ -126,3 +130,6 @@ def test_the_command(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told["step"] == 5 and told["folder"] == str(tmp_path / "site")
     wrong = here("site", "export", "emoji", ".")
     assert wrong.returncode == 2 and "no earlier export" in wrong.stderr and "Traceback" not in wrong.stderr
+    write_history(tmp_path / "elsewhere", steps=7)
+    monkeypatch.setenv("TT_DATABASE", database_url(tmp_path / "elsewhere"))  # as the aux peer was told
+    assert here("site", "export", "emoji", "site").stdout.startswith(f"{tmp_path / 'site'}: step 7, ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as codec
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -148,22 +149,24 @@ def _site() -> None:
 def export(
     run: Run,
     out: Annotated[Path, argument("OUT", "the folder: a new or empty one, or an earlier export")],
-    database: Annotated[str, option("URL", "of the aux peer's history, where it is not the run folder's file")] = "",
+    database: Annotated[
+        str, option("URL", "of the aux peer's history, or in TT_DATABASE, where it is not the run folder's file")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Write it, and say what was written."""
     from tt_cli.history.reader import HistoryReader
-    from tt_cli.history.writer import FILE, PICTURES, database_url
+    from tt_cli.history.writer import DATABASE, PICTURES, database_url
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.web.queries import Answers
     from tt_cli.web.site_export import export as export_site
 
     config = load_run(run)
     folder = folders.run_folder(config)
-    if not database and not (folder / FILE).is_file():
-        raise TTError(f"this machine has recorded nothing of run {run}: `tt aux-peer {run}` does")
-    name = name_for_others(run, config)
-    with contextlib.closing(HistoryReader(database_url(folder, database))) as reader:
+    name, url = name_for_others(run, config), database_url(folder, database or os.environ.get(DATABASE, ""))
+    with contextlib.closing(HistoryReader(url)) as reader:
+        if reader.file is not None and not reader.file.is_file():  # SQLite would make an empty one
+            raise TTError(f"nothing of run {run} is recorded in {reader.file}: `tt aux-peer {run}` records it")
         written = export_site(Answers(reader, config, name), folder / PICTURES, out)
     if json:
         print(codec.dumps(dataclasses.asdict(written)))

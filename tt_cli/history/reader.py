@@ -17,12 +17,12 @@ NEWEST_ROUNDS = 200
 
 
 class HistoryReader:
-    """The history of one run by its database's URL (see store.database_url). Methods raise DatabaseDown."""
+    """The history of one run by its database's URL; file: of SQLite, else None. Methods raise DatabaseDown."""
 
     def __init__(self, url: str):
         # Not pooled: a damaged SQLite file is replaced by another of the same name.
         self._database = Database(url, WHOSE, pooled=False)
-        self.close = self._database.close
+        self.close, self.file = self._database.close, self._database.file
 
     def newest(self, key: str) -> tuple[str, float] | None:
         """The newest "snapshot" (JSON), "model" (JSON) or other value of `Store.put`, and its Unix time."""
