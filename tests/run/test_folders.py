@@ -46,3 +46,15 @@ def test_a_read_only_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     with pytest.raises(TTError, match=r"cannot write to the folder \S+: it is read-only for you; set TT_HOME"):
         folders.home()
+
+
+def test_a_folder_that_is_nowhere_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TT_HOME", "~nobody-of-this-name/tt")
+    with pytest.raises(TTError, match=r"^cannot tell where ~nobody-of-this-name/tt is; set TT_HOME to a folder"):
+        folders.home()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("TT_HOME", "home")
+    with pytest.raises(TTError, match=r"^cannot tell where home is; set TT_HOME to a folder"):
+        folders.home()

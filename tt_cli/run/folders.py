@@ -20,8 +20,11 @@ def home() -> Path:
     Raises TTError when it cannot be made or written to.
     """
     named = os.environ.get("TT_HOME")
-    folder = Path(named).expanduser() if named else Path.home() / ".local" / "share" / "tt"
-    return _made(folder.absolute())
+    try:
+        folder = Path(named).expanduser() if named else Path.home() / ".local" / "share" / "tt"
+        return _made(folder.absolute())
+    except (RuntimeError, FileNotFoundError):  # nobody has that name, or the folder that one is in is gone
+        raise TTError(f"cannot tell where {named or 'your home folder'} is; {_ADVICE}") from None
 
 
 def run_folder(run: RunConfig) -> Path:
