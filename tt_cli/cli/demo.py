@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as codec
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +121,7 @@ def _show_pictures(
     for path in paths:
         say(str(path))
     say(f"All {len(drawings)} pictures on one sheet: {sheet}")
-    say(f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}')
+    say(f"Draw more: {shlex.join(['tt', 'infer', prompts[0], '--checkpoint', source.origin])}")
     return {
         "recognised": score.right,
         "recognised_of": score.total,
@@ -149,7 +150,7 @@ def _show_text(
         text, _ = writer.write(prompt, Sampling(TEXT_TEMPERATURE, top_p=TEXT_TOP_P), seed, None, lambda piece: None)
         texts.append({"prompt": prompt, "text": text})
         say(f"\n{printable(f'{prompt}{text}')}")  # a model may write what steers a terminal
-    say(f'\nWrite more: tt infer "{clean(prompts[0])}" --checkpoint {source.origin}')
+    say(f"\nWrite more: {shlex.join(['tt', 'infer', clean(prompts[0]), '--checkpoint', source.origin])}")
     return {"perplexity": score.perplexity, "trigram_perplexity": score.trigram, "texts": texts}
 
 
