@@ -222,9 +222,10 @@ def test_an_error_that_is_not_the_outputs_is_a_bug(monkeypatch: pytest.MonkeyPat
         entry.main(["logout"])
 
 
-def test_letters_that_the_encoding_lacks_are_no_error() -> None:
+@pytest.mark.parametrize("settings", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_letters_that_the_encoding_lacks_are_no_error(settings: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tt_cli.cli.main", "calc", "gpt2", "--gpu", "t4"]
-    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    environment = os.environ | settings
     answer = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
     assert (answer.returncode, answer.stderr) == (0, "") and "??????" in answer.stdout
 
