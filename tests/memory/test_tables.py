@@ -65,6 +65,10 @@ def test_the_flags_ask_the_same(here: Tt) -> None:
         assert 2 * table["gradient_bytes"] * 15 // 16 == answer["network"]["bytes_each_way"]
 
 
+def test_the_name_of_a_file_is_one_word_of_the_command() -> None:
+    assert Tables(load_run("emoji"), "my run.toml").table(RUN)["command"] == "tt calc 'my run.toml'"
+
+
 def test_a_name_that_is_none_is_refused() -> None:
     for name in ("emoji", "/etc/passwd", "", "gpt2 "):
         with pytest.raises(UsageError, match="no model is called"):

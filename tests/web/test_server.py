@@ -162,7 +162,7 @@ def test_what_it_answers(filled: Path) -> None:
 
 def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
     words = load_run("words")
-    answers = Answers(HistoryReader(database_url(filled)), words, "words", tables=TABLES)
+    answers = Answers(HistoryReader(database_url(filled)), words, "my words.toml", tables=TABLES)
     run, figures, own, draws, page = asked(
         answers, filled, "/api/run", "/api/figures", "/api/calculator", "/notebooks/infer.ipynb", "/"
     )
@@ -176,7 +176,7 @@ def test_a_language_models_run_has_no_pictures(filled: Path) -> None:
     store.put("calculator", json.dumps({**TABLES.table("run"), "command": "tt calc its-own-name"}), 1005.0)
     store.close()
     own, gpt2 = asked(answers, filled, "/api/calculator", "/api/calculator?model=gpt2-large")
-    assert (own.json()["command"], gpt2.json()["command"]) == ("tt calc words", "tt calc gpt2-large")
+    assert (own.json()["command"], gpt2.json()["command"]) == ("tt calc 'my words.toml'", "tt calc gpt2-large")
     assert "What it writes" in page.text
     assert "What it draws" not in page.text and "codes once" not in page.text
     run, page = asked(answers_in(filled), filled, "/api/run", "/")

@@ -6,6 +6,7 @@ largest micro-batch whose sum a GPU has room for.
 
 from __future__ import annotations
 
+import shlex
 from itertools import product
 from typing import Any
 
@@ -70,7 +71,7 @@ class Tables:
         return {
             "name": name,
             "title": any_subject.title,
-            "command": f"tt calc {self._name if name == RUN else name}",
+            "command": f"tt calc {shlex.quote(self._name) if name == RUN else name}",
             "parameters": any_subject.answer(1).parameters,
             "sequence": any_subject.described()["sequence"],
             "models": [

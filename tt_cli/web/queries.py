@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ class Answers:
             return self.tables.table(model)
         if not (told := self._told("calculator", {})):
             raise NothingYet
-        return {**told, "command": f"tt calc {self._name}"}
+        return {**told, "command": f"tt calc {shlex.quote(self._name)}"}
 
     def health(self) -> Content:
         """/health: {"status": "ok" or "bad", "problems": in words, "snapshot_age_s", "parts"}. Raises nothing."""
