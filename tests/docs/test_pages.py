@@ -15,6 +15,7 @@ import pytest
 from scripts import build_cli_reference, build_diagram, build_frontier
 from tests.docs.links import anchors, broken, links
 from tt_cli.cli.main import COMMANDS
+from tt_cli.run.run_source import builtin_runs
 from tt_cli.supervisor.supervise import LEAVE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,12 @@ def test_a_notebook_installs_tt_from_its_source(
         return
     exec(cells[2].source, names)
     assert commands[0][-1] == package.replace("EXTRAS", "lm,numba" if name == "join" else "numba")
+
+
+def test_examples_name_runs_as_tt_knows_them() -> None:
+    for page in PAGES:
+        for name in re.findall(r"^tt .*--run (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert name in builtin_runs() or name.endswith(".toml"), f"{page.name}: --run {name}"
 
 
 def test_no_page_installs_the_program_of_this_name_on_pypi() -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tt_cli.data.build.encoder import EncodingProgress
 
 EXAMPLES = """\
-tt data encode photos/ codes --run my-run            photos/a.jpg with its caption in photos/a.txt, and so on
-tt data encode captions.csv codes --run my-run       columns file_name and caption; .jsonl and .parquet too
+tt data encode photos/ codes --run my-run/run.toml   photos/a.jpg with its caption in photos/a.txt, and so on
+tt data encode captions.csv codes --run my-run/run.toml      columns file_name and caption; .jsonl and .parquet too
 tt data encode shards/ codes --run dalle             WebDataset tars
 tt data encode acme/photos codes --run dalle --shard 2/8     a data set on the Hub; the second of eight machines
 tt data tokenize stories.toml tokens             the text of a language model's run, held-out text too
