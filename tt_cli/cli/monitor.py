@@ -149,9 +149,7 @@ def _site() -> None:
 def export(
     run: Run,
     out: Annotated[Path, argument("OUT", "the folder: a new or empty one, or an earlier export")],
-    database: Annotated[
-        str, option("URL", "of the aux peer's history, or in TT_DATABASE, where it is not the run folder's file")
-    ] = "",
+    database: Annotated[str, option("URL", "of the history (or TT_DATABASE); default: the run folder's file")] = "",
     json: Json = False,
 ) -> None:
     """Write it, and say what was written."""
