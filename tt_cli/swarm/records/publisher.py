@@ -170,7 +170,7 @@ class PeerDirectory:
         self._answered = False  # the last read
         self.blind = True  # the last fresh view was none: this peer's DHT node did not answer
         self.read_at = self._clock.monotonic()  # the last read ended
-        self._stopping = self._look_due = False
+        self._stopping = self._writing = self._look_due = False
         self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
@@ -283,20 +283,22 @@ class PeerDirectory:
         while not self._stopping:
             with self._lock:
                 self._lock.wait_for(lambda: self._stopping or self._is_due(), self._pause())
-                record, due = self._record, self._is_due()
+                record, self._writing = self._record, self._is_due()
                 urgent, self._urgent = self._urgent, False
-            if record is None or not due or self._stopping:
+            if record is None or not self._writing or self._stopping:
                 continue
             with self._failures_told():
                 self._store(record)
             with self._lock:
-                self._published_at = self._clock.monotonic()
+                self._published_at, self._writing = self._clock.monotonic(), False
                 self._look_due |= urgent
                 self._lock.notify_all()
 
     def _look(self) -> None:
         while not self._stopping:
             with self._lock:
+                # A node that lacks this peer's newest word seems to be behind, and others are asked, too.
+                self._lock.wait_for(lambda: not (self._writing or self._is_due()) or self._stopping, QUICK_SECONDS)
                 latest, self._wanted, self._look_due = self._wanted, False, False
                 self._reads_begun += 1
                 if latest:
