@@ -126,6 +126,11 @@ def test_a_pulse_counts_as_it_was_signed_and_on_its_own_record_alone(sender: Sen
     with pytest.raises(BrokenChain):
         grown(KEY, sender.whole, (again,), pulse)
     assert len(grown(KEY, sender.whole, sender.chain, pulse)) == 2
+    sender.send(2.0, **STEP)
+    later = sender.pulse(3.0, **STEP, total_samples=116)
+    assert later is not None and later.since == UNTIL + 2.0
+    assert refused(sender, later._replace(since=UNTIL)), "it builds on the link that was signed"
+    assert refused(sender, pulse), "older than what is known"
 
 
 @pytest.mark.parametrize(
