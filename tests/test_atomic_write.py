@@ -34,6 +34,20 @@ def test_a_private_file_is_its_owners_alone_while_it_is_written(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
+def test_content_and_name_are_on_the_disk_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = [], os.fsync
+
+    def watched(descriptor: int) -> None:
+        content = Path(f"/proc/self/fd/{descriptor}").resolve()
+        synced.append((content.name, content.read_text() if content.is_file() else sorted(os.listdir(content))))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    atomic_write(tmp_path / "file", "whole")
+    atomic_write(tmp_path / "file", "of no matter after a crash", durable=False)
+    assert synced == [(".file.tmp", "whole"), (tmp_path.name, ["file"])]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_root_leaves_a_file_to_its_owner_in_a_folder_of_theirs_alone(tmp_path: Path) -> None:
     """Such as the authority's keys, which `rotate` replaces and the service's own user reads."""
