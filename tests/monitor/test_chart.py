@@ -12,8 +12,6 @@ from rich.text import Text
 
 from tt_cli.terminal.chart import LABEL, area_chart, figure, line_chart, log_ticks, nice_ticks, smoothed, sparkline
 
-FALLING = [(float(step), 8.0 / step) for step in range(1, 9)]
-
 
 def rows(lines: list[Text]) -> list[str]:
     return [line.plain for line in lines]
