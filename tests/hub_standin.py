@@ -320,7 +320,6 @@ def serve() -> None:
             "device_code": code,
             "user_code": code,
             "verification_uri": page,
-            "verification_uri_complete": f"{page}?user_code={code}",
             "expires_in": 60,
             "interval": 0.05,
         }

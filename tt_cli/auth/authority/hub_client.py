@@ -49,9 +49,6 @@ class DeviceLogin(BaseModel):
     device_code: Annotated[str, Field(min_length=1, max_length=500)]
     user_code: Annotated[str, Field(min_length=1, max_length=100)]
     page: Annotated[str, Field(alias="verification_uri", pattern=r"^https?://\S{1,500}$")]
-    page_with_code: Annotated[str, Field(pattern=r"^https?://\S{1,800}$")] | None = Field(
-        None, alias="verification_uri_complete"
-    )
     interval: float = Field(5.0, ge=0, le=600)
     expires_in: float = Field(900.0, gt=0, le=86400)
 

@@ -91,7 +91,6 @@ class LoginInstructions:
     handle: str
     user_code: str
     page: str
-    page_with_code: str
     interval: float
     expires_in: float
 
@@ -257,8 +256,7 @@ class Authority:
         except IdentityNotProven as error:
             raise RequestRefused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
         handle = self._seal("login", login.expires_in, code=login.device_code, peer=peer_id)
-        page_with_code = login.page_with_code or login.page
-        return LoginInstructions(handle, login.user_code, login.page, page_with_code, login.interval, login.expires_in)
+        return LoginInstructions(handle, login.user_code, login.page, login.interval, login.expires_in)
 
     def poll_login(self, handle: str) -> str | None:
         """A ticket for `join` once the user has logged in, None before. Raises RequestRefused, HubUnreachable."""
