@@ -88,7 +88,7 @@ MUTANTS = {
     ),
     "quorum: only those in the same state count": Mutant(
         "participants.selector",
-        "counted, newcomer = self.counted(view, epoch, {record.peer_id for record in here}, false)",
+        "counted, newcomer = self.counted(view, {record.peer_id for record in here}, false)",
         "counted, newcomer = {record.peer_id for record in here} | {self._me}, False",
         "partition",
     ),

@@ -259,7 +259,7 @@ class Collaboration:
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
         here = {record.peer_id for record in self.board.view.members(*self.state.position)}
-        return sorted(map(self.round_log.name, self._selector.other_trainers(self.epoch) - here))
+        return sorted(map(self.round_log.name, self._selector.other_trainers() - here))
 
     def end_steps(self) -> None:
         """Make no step any more; one under way is made and told first."""

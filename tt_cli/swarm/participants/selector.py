@@ -73,7 +73,7 @@ class ParticipantSelector:
         self.avoided |= dict.fromkeys(guilty, FOREVER)
         self._show_proofs(guilty, view)
         here = [record for record in view.members(epoch, digest) if record.peer_id not in guilty]
-        counted, newcomer = self.counted(view, epoch, {record.peer_id for record in here}, false)
+        counted, newcomer = self.counted(view, {record.peer_id for record in here}, false)
         self._left_out = self._slow_by_most([record for record in view.records if record.peer_id in counted])
         own = [record for record in view.records if record.peer_id == self._me]
         out = self.shunned | {self._me}
@@ -122,23 +122,21 @@ class ParticipantSelector:
         there = {record.peer_id: 0.0 for record in here if record.peer_id != self._me}
         self._stragglers.round_ended(beyond_most({**there, **late}))
 
-    def counted(
-        self, view: SwarmState, epoch: int, here: Set[str], false: Collection[str]
-    ) -> tuple[frozenset[str], bool]:
+    def counted(self, view: SwarmState, here: Set[str], false: Collection[str]) -> tuple[frozenset[str], bool]:
         """Of whom a group must hold a quorum: this peer and the trainers with whom it has made steps, if there are any.
 
         Anybody can write records of trainers that do not exist. A newcomer counts those that say that they vote, so
         that newcomers alone are no group where others made the state; where these may all lie, everybody. And whether
         this peer is one where some vote. here: who holds its state. false: whose word on states counts for nothing.
         """
-        others = self.other_trainers(epoch)
+        others = self.other_trainers()
         voting = others & {record.peer_id for record in voters_among(view.records)} - {*false}
         if others & self._met:
             return others & self._met | {self._me}, False
         everybody = others | here | {self._me}
         return voting if len(voting) > liars_among(len(everybody)) else everybody, bool(voting)
 
-    def other_trainers(self, epoch: int) -> frozenset[str]:
+    def other_trainers(self) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.
 
         Whose gradients had to be refused counts: two peers that refuse each other must not both step without the other.

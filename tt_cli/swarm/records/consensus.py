@@ -68,7 +68,7 @@ class SwarmState:
         It goes back only to what half of all voters hold: where they are at many steps the middle may be one alone.
         """
         if self.epoch == epoch:
-            return bool(self.digest) and self.digest != digest and bool(self.donors())
+            return self.digest != digest and bool(self.donors())
         if epoch > self.epoch + FAR_AHEAD:
             shares = voices(voters := _voting(self.records, self.absent))
             held = sum(shares[record.peer_id] for record in voters if record.state == (self.epoch, self.digest))

@@ -265,13 +265,13 @@ class PeerDirectory:
             self._claims.met(peer_ids)
             self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
 
-    def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
+    def fresh_view(self) -> SwarmState:
         """The swarm as of a read of all nodes, begun after this call; the last one known when none ends in time."""
         with self._lock:
             self._wanted = True
             self._lock.notify_all()
             wanted = self._reads_begun + 1
-            ended = self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
+            ended = self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, DHT_SECONDS)
             self.blind = not (ended and self._answered)
             return self.view
 
