@@ -14,9 +14,19 @@ import pytest
 import torch
 from testbed.full_disk import full_after
 
-from tt_cli.checkpoint.checkpoint_files import find, load, load_model, newest, save, set_aside_after
+from tt_cli.checkpoint.checkpoint_files import (
+    find,
+    load,
+    load_model,
+    newest,
+    save,
+    set_aside_after,
+    set_aside_other,
+)
 from tt_cli.checkpoint.training_state import CheckpointError, CorruptCheckpoint, TrainingState
+from tt_cli.errors import TTError
 from tt_cli.run import load_run
+from tt_cli.run.checkpoint_names import read_head
 
 RUN = load_run("emoji")
 
@@ -50,7 +60,8 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 100, 20, 99_999_999, 100_000_000):
-        save(tmp_path, state_at(step), keep=3)
+        save(tmp_path, state_at(step), keep=3, spare=[5] if step == 99_999_999 else ())
+        assert (tmp_path / "step-00000005.safetensors").exists() == (step < 100_000_000)
     assert names(tmp_path) == ["step-00000100.safetensors", "step-100000000.safetensors", "step-99999999.safetensors"]
     found = newest(tmp_path)
     assert found is not None
@@ -144,6 +155,10 @@ def test_a_model_is_read_without_its_optimizer(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"F16"', b'"U16"'))  # numbers that no checkpoint of tt has
     with pytest.raises(CorruptCheckpoint, match="digest does not match"):
         load_model(path)
+    spoiled = state_at(10)
+    spoiled.parameters["bias"][1] = torch.nan
+    with pytest.raises(CorruptCheckpoint, match="'bias' holds NaN"):
+        load_model(save(tmp_path, spoiled))
 
 
 def test_a_missing_file_is_not_called_corrupt(tmp_path: Path) -> None:
@@ -250,8 +265,22 @@ def test_the_checkpoint_of_one_state_is_found_and_no_other(tmp_path: Path) -> No
     assert find(tmp_path, RUN.identity, 8, state.digest()) is None
     assert find(tmp_path, RUN.identity, 7, state_at(8).digest()) is None
     assert find(tmp_path, "another-00000000", 7, state.digest()) is None
+    assert set_aside_other(path, state.digest()) is None and path.exists()
+    aside = set_aside_other(save(tmp_path, state_at(8)), state.digest())
+    assert aside is not None and names(tmp_path) == [path.name, aside.name]
     damage(path, b"weight")
     assert find(tmp_path, RUN.identity, 7, state.digest()) is None
+    drawing = TrainingState(9, state.parameters, {}, state.run_toml, state.identity)
+    save(tmp_path, drawing)
+    assert find(tmp_path, RUN.identity, 9, drawing.digest()) is None, "nobody trains on it"
+
+
+def test_a_damaged_head_is_not_believed(tmp_path: Path) -> None:
+    path = save(tmp_path, state_at(7))
+    assert read_head(path).step == 7
+    damage(path, b"emoji")  # in its metadata
+    with pytest.raises(TTError, match="is damaged"):
+        read_head(path)
 
 
 def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:

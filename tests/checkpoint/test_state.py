@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.checkpoint.training_state import CheckpointError, CorruptCheckpoint, TrainingState, serialised
+from tt_cli.run.checkpoint_names import metadata_digest
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -183,7 +184,7 @@ def test_another_format_is_not_called_damaged(found: str, advice: str) -> None:
     assert not isinstance(error.value, CorruptCheckpoint)
 
 
-def test_unexpected_tensors_are_refused() -> None:
+def test_unexpected_tensors_and_steps_are_refused() -> None:
     header_size = int.from_bytes(PACKED[:8], "little")
     metadata = json.loads(PACKED[8 : 8 + header_size])["__metadata__"]
     state = all_kinds()
@@ -192,6 +193,10 @@ def test_unexpected_tensors_are_refused() -> None:
         unpack(library_save({**tensors, "else.x": torch.ones(1)}, metadata))
     with pytest.raises(CorruptCheckpoint, match="unexpected tensor 'parameters.x'"):
         unpack(library_save({**tensors, "parameters.x": torch.ones(1, dtype=torch.complex64)}, metadata))
+    for step in ("-1", "7.5", "1" * 16):
+        forged = {**metadata, "step": step}
+        with pytest.raises(CorruptCheckpoint, match=f"step '{step}' is no number"):
+            unpack(library_save(tensors, {**forged, "metadata_digest": metadata_digest(forged)}))
 
 
 def peak_growth_while(action: object) -> int:

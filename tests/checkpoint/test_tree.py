@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
-from tt_cli.checkpoint.training_state import TrainingState, received_state
+from tt_cli.checkpoint.training_state import CorruptCheckpoint, TrainingState, received_state
 from tt_cli.swarm.shared_memory import StateBuffer
 
 RUN = "run-1a2b3c4d"
@@ -91,6 +91,8 @@ def test_what_differs_is_found_and_nothing_else() -> None:
     assert [one.name_of(i) for i in one.differing(other)] == ["b.weight[1]", "v/a.bias[0]"]
     assert one.differing(tree()) == []
     assert tree(step=4).differing(one) == [] and tree(step=4).digest != one.digest
+    for other in (torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1)):  # equal bytes
+        assert one.differing(tree(optimizer={"v/a.bias": other})) == list(range(7))
     assert one.differing(tree(optimizer={"v/b.bias": torch.zeros(3)})) == list(range(7))
 
 
@@ -107,6 +109,13 @@ def test_empty_and_strided_tensors_and_every_dtype() -> None:
     assert all(torch.equal(again.parameters[name], tensor) for name, tensor in state.parameters.items())
 
 
+def test_a_received_state_that_is_not_finite_is_refused() -> None:
+    state, buffer = TrainingState(1, {"t": torch.tensor([1.0, torch.inf])}, {}, "", RUN), StateBuffer.new()
+    state.write_into(state.tree(), buffer.write)
+    with pytest.raises(CorruptCheckpoint, match="the received state is unusable: 't' holds NaN or infinity"):
+        received_state(state.tree(), buffer.view(state.tree().nbytes), "")
+
+
 def test_a_wrong_chunk_is_named() -> None:
     one, data = tree(), bytearray(bytes_of(parameters()["b.weight"]))
     data[CHUNK + 1] ^= 1
@@ -115,6 +124,8 @@ def test_a_wrong_chunk_is_named() -> None:
     with pytest.raises(ValueError, match=r"b\.weight\[1\] is not what its hash says"):
         one.check([1, 2, 3], chunks)
     assert not one.holds(1, bytes(CHUNK - 1)) and one.holds(1, chunks[1])
+    longer = StateTree(RUN, 3, one.parameters, one.optimizer, sha(bytes(13)) + one.leaves[32:])
+    assert not longer.holds(0, bytes(13)), "the next tensor lies there"
 
 
 MANIFEST = tree().manifest()
