@@ -152,8 +152,8 @@ def test_a_damaged_note_of_the_seed_is_no_great_loss(backups: Backups, damage: b
 
 
 def test_going_back_sets_later_backups_aside_and_writes_new_ones(backups: Backups, told: list[Event]) -> None:
-    for step in (3, 5):
-        backups.write(state(step), wait=True)
+    for snapshot in [state(step) for step in (3, 5, 4)]:
+        backups.write(snapshot)  # waits for the one before, after which 4 is old
     backups.go_back(RollBack(3, "aa", "", order=1))
     assert [event.message for event in told if isinstance(event, Log)] == [
         "set aside as step-00000005.safetensors.before-order-1: the organiser took the run back to step 3"
