@@ -235,6 +235,24 @@ def test_honest_records_are_kept(honest: DHTRecord) -> None:
     assert node.validate(DHTRecord(honest.key, honest.subkey, node.sign_value(honest), honest.expiration_time))
 
 
+LONG = Notice(RUN.identity, 7, 900.0, frozenset(f"{n:0128}" for n in range(500)), frozenset(), "", None)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        DHTRecord(KEYS[0], SUBKEYS[0], valid_record(pass_text=""), 1600.0),
+        DHTRecord(KEYS[1], SUBKEYS[0], MSGPackSerializer.dumps({**HISTORY, "pass_text": ""}), 1600.0),
+        DHTRecord(KEYS[2], MSGPackSerializer.dumps(8), HONEST[2].value, 1600.0),
+        DHTRecord(KEYS[2], SUBKEYS[1], HONEST[2].value, math.inf),
+        DHTRecord(KEYS[2], SUBKEYS[1], MSGPackSerializer.dumps(sign(LONG, ISSUER._key)), 1600.0),
+    ],
+    ids=["no pass", "history without one", "other number", "for ever", "long"],
+)
+def test_a_closed_run_keeps_neither_who_shows_no_pass_nor_any_notice(record: DHTRecord) -> None:
+    assert not VALIDATOR.validate(record)
+
+
 @settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_record_breaks_a_node(data: st.DataObject) -> None:
