@@ -21,7 +21,7 @@ from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import Authority, RequestRefused
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority_requests import JoinRequest
+from tt_cli.auth.authority_requests import AccuseRequest, JoinRequest
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import InvalidPass, begin_of, encode, read_notice, read_pass
@@ -74,6 +74,8 @@ def test_renewing_takes_the_peers_own_key(authority: Authority) -> None:
     other_run = peer.renew_request(made, authority.run.replaced({"run.name": "other"}), text)
     refused(401, "signature is not", lambda: authority.renew(other_run))
     refused(401, "no pass of this authority|malformed", lambda: peer.renewal(authority, "nonsense"))
+    authority.issue_here(peer.peer_id, "ben")
+    refused(401, "older one, of another user", lambda: peer.renewal(authority, text))
 
 
 def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, clock: Clock) -> None:
@@ -89,6 +91,21 @@ def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, cloc
     late = peer.renew_request(authority.challenge(peer.peer_id, "renew"), authority.run, text)
     clock.now += issuer.NONCE_SECONDS
     refused(401, "too old", lambda: authority.renew(late))
+
+
+def test_an_expired_pass_is_renewed_and_accuses_nobody(authority: Authority, clock: Clock) -> None:
+    peer = Peer()
+    said = {"pass": authority.issue_here(peer.peer_id, "ada"), "proof": "0" * 64}
+
+    def request() -> AccuseRequest:
+        made = authority.challenge(peer.peer_id, "accuse")
+        return AccuseRequest(**peer.body("accuse", vars(made), authority.run.identity, said))
+
+    assert authority.hear(first := request())
+    refused(401, "used already", lambda: authority.hear(first))
+    clock.now += HOUR
+    refused(401, "has expired", lambda: authority.hear(request()))
+    assert peer.renewal(authority, said["pass"])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 2)
@@ -331,7 +348,10 @@ def test_a_lost_database_is_noticed_and_comes_back(authority: Authority, clock: 
     restore(run, file, clock.now)
     again = Authority(run, AuthorityFolder(run), authority_server.open_store(AuthorityFolder(run)), clock=clock)
     assert ada.renewal(again, text)
-    assert bob.renewal(again, later)  # his own pass proves it
+    clock.now += HOUR / 2
+    assert bob.renewal(again, later)  # his own pass proves it, as of when it was issued
+    restored = again.store.member(bob.peer_id)
+    assert restored is not None and restored.proven == clock.now - HOUR / 2
     refused(403, "user Mallory is banned", lambda: again.issue_here(Peer(2).peer_id, "Mallory"))
     number, signed = again.notice()
     assert number > before

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,6 +20,7 @@ from tt_cli.identity.passes import (
     RollBack,
     allowed,
     authority_keys,
+    encode,
     public_text,
     read_notice,
     read_pass,
@@ -77,6 +79,17 @@ def test_any_cut_or_longer_text_is_refused(data: st.DataObject) -> None:
     for one in (cut, longer):
         with pytest.raises(InvalidPass):
             read_pass(one, PUBLIC, ADA.run, NOW)
+
+
+def test_one_pass_has_one_text_of_bounded_length() -> None:
+    text, spaced = sign(ADA, KEY), json.dumps(asdict(ADA), sort_keys=True).encode()
+    for other, words in (
+        (text[:-1] + chr(ord(text[-1]) + 1), "one spelling"),  # of the same bytes
+        (f"tt-pass-1.{encode(spaced)}.{encode(KEY.sign(b'tt-pass-1.' + spaced))}", "not in the canonical form"),
+        (sign(replace(ADA, user="\N{BULLET}" * 1000), KEY), "longer than 4096"),
+    ):
+        with pytest.raises(InvalidPass, match=words):
+            read_pass(other, PUBLIC, ADA.run, NOW)
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
@@ -150,6 +163,8 @@ def test_signed_nonsense_is_refused() -> None:
 
 def test_the_old_key_counts_until_its_day() -> None:
     both = f"{public_text(OTHER)} {PUBLIC} until 2027-01-15"
+    with pytest.raises(ValueError, match="while the key changes"):
+        authority_keys(both.replace("until", "since"))
     assert [until for _, until in authority_keys(both)] == [math.inf, 1_799_971_200.0]
     for key in (KEY, OTHER):
         early = replace(ADA, issued=1_799_971_000.0)
