@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_scratch.name}/compiled"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes, and each of them imports torch
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[:2]))  # of processes that tests start
+    # Else a test passes whose own threads have failed, with all that they were to find.
+    config.addinivalue_line("filterwarnings", "error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @pytest.hookimpl(wrapper=True)
