@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from optim.settings import normal
 
 from tt_cli.run import load_run
+from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.compression.codec import GradientCodec, codec_of
 from tt_cli.swarm.compression.gradient_buffer import (
     MAX_REDUCERS,
@@ -19,6 +20,7 @@ from tt_cli.swarm.compression.gradient_buffer import (
 )
 
 LARGE, BLOCK = 1000, 256
+LOSS = torch.tensor(2.5)
 SIZES = st.lists(st.integers(1, 3 * PART_ELEMENTS), min_size=1, max_size=6)
 
 
@@ -137,3 +139,33 @@ def test_more_reducers_than_blocks() -> None:
 def test_a_group_needs_a_reducer_and_has_no_thousands(shares: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="reducers|shares"):
         layout([1000]).parts(shares)
+
+
+def test_a_gradient_counts_once_whether_it_is_given_back_dropped_or_not_finite() -> None:
+    local, sums = GradientBuffer(layout([LARGE, 3]), codec_of(load_run("emoji"))), Accumulator(["t0", "t1"])
+
+    def add(value: float, samples: int) -> bool:
+        return sums.add({"t0": torch.full((LARGE,), value), "t1": torch.full((3,), value)}, samples, LOSS, {})
+
+    def mean() -> float:
+        sums.hold(local)
+        assert sums.held.mean_loss() == 2.5 and sums.new.samples == 0
+        (first, *others) = {round(float(value), 1) for tensor in DecodedGradients(local).values() for value in tensor}
+        assert not others
+        return first
+
+    assert add(1.0, 4) and mean() == 1.0
+    assert add(4.0, 2)  # while the first round runs, which the others make without this peer
+    sums.give_back(local)
+    assert sums.samples == 6 and mean() == 2.0
+    sums.release()
+    assert add(5.0, 1)
+    sums.forget()
+    assert not sums.samples and add(3.0, 1) and mean() == 3.0
+    sums.release()
+    assert add(1.0, 1) and not add(torch.nan, 1)
+    sums._sums["t0"][7] = torch.inf  # memory that was damaged
+    with pytest.raises(ValueError, match="finite"):
+        sums.hold(local)
+    assert not sums.samples and not DecodedGradients(local)["t0"].any()
+    assert add(3.0, 1) and mean() == 3.0
