@@ -6,11 +6,13 @@ import itertools
 import json
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from auth.peers import START, Clock, Peer, closed_run, made_authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,8 @@ def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, cloc
     made = authority.challenge(peer.peer_id, "renew")
     request = peer.renew_request(made, authority.run, text)
     assert authority.renew(request)
+    clock.now += 1
+    assert peer.renewal(authority, text)
     refused(401, "used already", lambda: authority.renew(request))
     for other in (authority.challenge(Peer(1).peer_id, "renew"), authority.challenge(peer.peer_id, "join")):
         wrong = peer.renew_request(other, authority.run, text)
@@ -91,6 +95,10 @@ def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, cloc
     late = peer.renew_request(authority.challenge(peer.peer_id, "renew"), authority.run, text)
     clock.now += issuer.NONCE_SECONDS
     refused(401, "too old", lambda: authority.renew(late))
+    clock.now += 1
+    assert peer.renewal(authority, text)
+    with authority.store._transaction() as connection:
+        assert len(connection.execute(sa.select(member_store.used)).all()) == 1, "the others can be used no more"
 
 
 def test_an_expired_pass_is_renewed_and_accuses_nobody(authority: Authority, clock: Clock) -> None:
@@ -156,11 +164,13 @@ def test_who_proved_it_long_ago_proves_it_again(authority: Authority, clock: Clo
     refused(401, "expired", lambda: peer.renewal(authority, text))
 
 
-def test_a_ban_takes_effect_at_once_and_reaches_the_notice(authority: Authority, clock: Clock) -> None:
+def test_a_ban_takes_effect_at_once_and_reaches_the_notice(
+    authority: Authority, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer, "NOTICE_SECONDS", -1.0)  # they are over
     ada, bob = Peer(), Peer(1)
     texts = {peer: authority.issue_here(peer.peer_id, user) for peer, user in ((ada, "Ada"), (bob, "bob"))}
     before, _ = authority.notice()
-    authority._notice = None
     with Organiser.at_work(authority.run) as organiser:
         organiser.ban("user", "aDa", "poison")
         organiser.ban("peer", bob.peer_id, "")
@@ -176,6 +186,7 @@ def test_a_ban_takes_effect_at_once_and_reaches_the_notice(authority: Authority,
         with pytest.raises(UsageError, match="user ada is not banned"):
             organiser.unban("user", "ada")
         assert [one["name"] for one in organiser.store.bans()] == [bob.peer_id]
+    assert authority.notice()[0] > number, "peers take a later notice alone"
     assert ada.renewal(authority, texts[ada])
 
 
@@ -339,13 +350,18 @@ def test_a_lost_database_is_noticed_and_comes_back(authority: Authority, clock: 
     with pytest.raises(UsageError, match="exists: choose another name, or --force"):
         back_up(run, file, clock.now)
     later = authority.issue_here(bob.peer_id, "bob")  # not in the backup
+    with Organiser.at_work(run) as organiser:  # nor are these, which have numbers
+        organiser.pause("soon back")
+        organiser.resume()
+    before += 2
     authority.store.close()
     for path in authority.folder.path.glob("authority.db*"):
         path.unlink()
 
     with pytest.raises(TTError, match="its database is empty: restore it with `tt authority restore`"):
         authority_server.open_authority(run)
-    restore(run, file, clock.now)
+    restore(run, file, max(clock.now, time.time() + 60))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in authority.folder.path.glob("authority.db*")} == {0o600}
     again = Authority(run, AuthorityFolder(run), authority_server.open_store(AuthorityFolder(run)), clock=clock)
     assert ada.renewal(again, text)
     clock.now += HOUR / 2
