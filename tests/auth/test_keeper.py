@@ -227,7 +227,7 @@ def test_who_is_one_too_many_at_an_address_waits_for_its_turn(told: Told, monkey
 
 
 def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: Told) -> None:
-    with begun(running, told):
+    with begun(running, told) as keeper:
         with Organiser.at_work(running.run) as organiser:
             organiser.pause("the data set is broken")
             told.wait("the organiser has paused the run: the data set is broken")
@@ -246,6 +246,8 @@ def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: 
         with Organiser.at_work(running.run) as organiser:
             organiser.ban("user", "eve", "")
         wait_for(lambda: notice_number(running) > newest)
+        keeper._hear(old.strip(), stored=True)  # as where the authority does not answer
+        assert keeper._notice.number > newest
 
 
 @pytest.mark.parametrize(
@@ -298,6 +300,8 @@ def test_an_open_run_has_bans_and_orders_and_no_pass(running: Running, told: Tol
             organiser.ban("user", "anybody", "")
             organiser.ban("peer", keeper._source.peer_id, "")
         told.wait("the worker is asked to leave")
+    with pytest.raises(PassRefused, match="is banned from this run"):
+        begun(running, told, run=run).__enter__()
     assert not list(folders.run_folder(run).glob("*.pass"))
 
 
