@@ -110,3 +110,9 @@ def test_the_first_blocks_are_small_and_then_they_are_whole() -> None:
     assert block_rows(8192, 10**9) == 8192
     assert [block_rows(1, block) for block in range(3)] == [1, 1, 1]
     assert [block_rows(10, block) for block in range(5)] == [2, 4, 8, 10, 10]
+
+
+def test_a_shard_that_failed_before_a_restart_has_as_many_tries_left() -> None:
+    walk = Walk(7, 3, Position(index=3, again=((1, TRIES - 1),)))
+    assert walk.take() == 1 and not walk.put_off(1)
+    assert Position.of_json({"again": [], "shard": 2}, 3) and Position.of_json({"again": [], "shard": 3}, 3) is None
