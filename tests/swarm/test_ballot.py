@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from swarm.made import SteppedClock
 from swarm.rounds import Member, Outcome, run_round
 
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.commit import LastVote
 from tt_cli.swarm.allreduce.messages import Lock, average_hash
-from tt_cli.swarm.ballot import Ballot, packed
+from tt_cli.swarm.ballot import Ballot, OwnVotes, packed
 
 VOTES = (bytes(15) + b"1", bytes(15) + b"2")
 VOTE = LastVote("5_ab", 3, (1, 1), VOTES, {"samples": 8, "loss": 1.5}, frozenset({"a", "b"}), (b"one's", b"other's"))
@@ -25,6 +28,20 @@ def test_a_vote_is_read_as_it_was_kept(tmp_path: Path) -> None:
         assert Ballot(path).read() == vote
         assert vote.lock == Lock(0, vote.attempt, average_hash((1, 1), VOTES) if vote.shown else b"")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_who_begins_anew_was_in_later_attempts_than_any_that_it_may_have_forgotten(tmp_path: Path) -> None:
+    """Two rounds from one state would else have one number, where all of a group were in the first and crashed."""
+    clock, store = SteppedClock(1000.0), cast(AverageBuffer, None)
+    votes = OwnVotes(Ballot(tmp_path / "a.vote"), store, False, clock)
+    first = votes.from_state("5_ab")
+    clock.now += 60
+    assert votes.from_state("5_ab") == first == LastVote("5_ab", attempt=1000)
+    Ballot(tmp_path / "a.vote").keep(replace(VOTE, attempt=1001))
+    anew = OwnVotes(Ballot(tmp_path / "a.vote"), store, False, clock)
+    assert anew.from_state("5_ab") == replace(VOTE, attempt=1060)
+    clock.now -= 600  # set right: nobody would take it in for so long
+    assert anew.from_state("6_cd").attempt <= clock.now
 
 
 WHOLE = packed(VOTE)

@@ -129,7 +129,8 @@ class Averager(StateBridge, DecentralizedAverager):
         # in the averager's process:
         self._plan = RoundPlan()
         self._contribution: Any = None  # a future: to the round of this plan
-        self._votes = OwnVotes(self.ballot_type(identity.path.with_suffix(".vote")), self.store, dht.client_mode)
+        ballot = self.ballot_type(identity.path.with_suffix(".vote"))
+        self._votes = OwnVotes(ballot, self.store, dht.client_mode, self.clock.dht_time)
         self._rounds, self._averages = KeptRounds(run.swarm.next_chunk_timeout), KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)

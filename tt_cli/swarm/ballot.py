@@ -6,7 +6,7 @@ The file is written in the averager's process before that precommits, and read b
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,17 +56,21 @@ class Ballot:
 class OwnVotes:
     """The vote of this peer in its last round, of which its next joins from the same state tell. last: that vote.
 
-    store: the last average. client_mode: nobody can ask this peer for parts of it.
+    store: the last average. client_mode: nobody can ask this peer for parts of it. now: Unix time.
     """
 
-    def __init__(self, ballot: Ballot, store: AverageBuffer, client_mode: bool):
+    def __init__(self, ballot: Ballot, store: AverageBuffer, client_mode: bool, now: Callable[[], float]):
         self._ballot, self._store, self._client_mode = ballot, store, client_mode
-        self.last = ballot.read()
+        self.last, self._now, self._began = ballot.read(), now, now()
         self._stuck = b"", math.inf  # what is repeated, and since when it is known that nobody here has all of it
 
     def from_state(self, state_key: str) -> LastVote:
-        """The last one, if it was cast in a round from this state; else one for nothing."""
-        return self.last if self.last.state_key == state_key else LastVote(state_key)
+        """The last one, if it was cast in a round from this state; else one for nothing.
+
+        A process that crashed may have been in later attempts: their numbers are below the second in which this began.
+        """
+        last = self.last if self.last.state_key == state_key else LastVote(state_key)
+        return replace(last, attempt=max(last.attempt, int(min(self._began, self._now()))))
 
     def keep(self, vote: LastVote) -> None:
         """Say this of its votes from now on, whatever becomes of the process."""
