@@ -128,6 +128,16 @@ def test_samples_and_loss_of_a_round_are_those_of_whoever_said_them() -> None:
     assert RoundResult(members={"a": {}}).samples_and_loss() == (0, None)
 
 
+@pytest.mark.parametrize("loss", [0.0, 1e300, -1e300])
+def test_one_member_that_lies_changes_the_loss_of_a_round_little(loss: float) -> None:
+    members = {
+        "a": {"samples": 10, "loss": 20.0},
+        "b": {"samples": 30, "loss": 30.0},
+        "c": {"samples": 20, "loss": loss},
+    }
+    assert 0.5 <= (RoundResult(members=members).samples_and_loss()[1] or 0.0) <= 4.0
+
+
 OPEN = Admission(load_run("emoji"))
 
 

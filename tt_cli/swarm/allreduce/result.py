@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,10 +62,17 @@ class RoundResult:
         return cls(complete=True, members=members, received=1.0, voting=frozenset(members))
 
     def samples_and_loss(self) -> tuple[int, float | None]:
-        """Samples of all members and their mean loss, from what they said."""
-        accounts = [said for said in self.members.values() if said.get("samples")]
-        samples = sum(said["samples"] for said in accounts)
-        return samples, sum(said["loss"] for said in accounts) / samples if samples else None
+        """Samples of all members and their mean loss, from what they said.
+
+        Each counts as one between half and twice the median member's: a liar among many changes the run's curve little.
+        """
+        said = [(account["samples"], account["loss"]) for account in self.members.values() if account.get("samples")]
+        if not said:
+            return 0, None
+        middle = statistics.median(loss / samples for samples, loss in said)
+        low, high = sorted((middle / 2, 2 * middle))
+        total = sum(samples for samples, _ in said)
+        return total, sum(samples * min(max(loss / samples, low), high) for samples, loss in said) / total
 
 
 def outcome_of(
