@@ -140,6 +140,7 @@ def test_parquet_whose_rows_are_all_one_group(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "a.parquet")]
     read = subprocess.run(command, capture_output=True, text=True, check=False)
     assert read.stdout == f"{count - 1}\n", read.stderr
+    (tmp_path / "a.parquet").unlink()
 
 
 def test_bad_lines_cost_no_other_row(tmp_path: Path) -> None:
@@ -225,8 +226,11 @@ def test_a_disk_that_is_unplugged_ends_the_work_and_not_the_pictures(tmp_path: P
         (folder / f"{number}.tar").write_bytes(tar([("a.png", png())]))
     tars = open_source(str(folder))
     assert len(list(tars.read(0, 0))) == 1
+    (folder / "all.csv").write_text("file_name,caption\na.png,a\nb.png,b\nc.png,c\n")
+    rows = open_source(str(folder / "all.csv")).read(0, 0)
+    assert [next(rows).caption, next(rows).caption] == ["a", "b"]
     folder.rename(tmp_path / "unplugged")
-    for lost, name in ((pictures, "c.png"), (tars.read(1, 0), "1.tar")):
+    for lost, name in ((pictures, "c.png"), (tars.read(1, 0), "1.tar"), (rows, "all.csv")):
         with pytest.raises(TTError, match=f"{name}: it is not there any more; bring its disk back") as caught:
             next(lost)
         assert not isinstance(caught.value, DamagedUnit)

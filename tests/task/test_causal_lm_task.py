@@ -54,8 +54,6 @@ def test_perplexity_is_told_beside_the_loss() -> None:
     assert float(loss.detach()) == pytest.approx(math.log(512), abs=0.2)  # of a model that knows nothing
 
 
-@pytest.mark.debian
-@inductor.patch({"cpp.vec_isa_ok": False})
 def test_held_out_text_of_a_large_vocabulary_is_measured_a_few_examples_at_a_time() -> None:
     """Logits of 16 examples of GPT-2's 50,257 ids and 512 tokens would take 1.6 GB beside an auxiliary peer."""
     task = task_of(RUN)
@@ -68,6 +66,8 @@ def test_held_out_text_of_a_large_vocabulary_is_measured_a_few_examples_at_a_tim
     assert [len(batch) for batch in task.held_out(20, 16)] == [8, 8, 4]
 
 
+@pytest.mark.debian
+@inductor.patch({"cpp.vec_isa_ok": False})
 def test_compiled_layers_compute_the_same_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a CPU's compiler, one number at a time, at two micro-batches."""
     monkeypatch.setattr(fusion, "compiled", set())

@@ -175,7 +175,7 @@ def choose_device(wanted: str | None, task: Task[Any], emit: Emit, hardware: Har
         emit(Log(f"{device} ({name}) is left out: {fault}", "warning"))
         skipped = " that works"
     if full:  # of other programs; on the CPU this peer would stay when they have ended
-        raise TTError(f"no memory is free on the GPU: {full}; close other programs, or train with --device cpu")
+        raise TTError(f"no memory is free on the GPU: {full}")
     if not named and not skipped and (hidden := hardware.hidden()):
         emit(Log(f"training on the CPU: {hidden}", "warning"))
     reason = f"--device {wanted}" if named else f"no GPU{skipped or ' that torch can use'}"

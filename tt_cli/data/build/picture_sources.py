@@ -126,7 +126,10 @@ def _files(files: Sequence[Path]) -> PictureSource:
         import pyarrow
 
         try:
-            yield from pictures(files[unit], skip)
+            for picture in pictures(files[unit], skip):
+                if isinstance(picture.content, Path) and not any(map(os.path.lexists, (picture.content, files[unit]))):
+                    raise TTError(GONE)  # a table that is still open is read to its end
+                yield picture
         except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
             if not os.path.lexists(files[unit]):
                 raise TTError(f"cannot read {files[unit]}: {GONE}") from error
