@@ -10,7 +10,7 @@ records that it has, and is sent what is newer: by each of the nodes that keep t
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -90,7 +90,6 @@ class DHTNode(hivemind_node.DHTNode):
     def __init__(self, **more: Any):
         super().__init__(**more)
         self._nearest: dict[DHTID, Nearest] = {}
-        self._searching = defaultdict[DHTID, asyncio.Lock](asyncio.Lock)
         self._turn = 0
 
     @classmethod
@@ -130,14 +129,13 @@ class DHTNode(hivemind_node.DHTNode):
 
     async def _search(self, key: DHTID) -> tuple[dict[DHTID, PeerID], bool]:
         """The nodes nearest to a key, nearest first, and whether they were searched anew."""
-        async with self._searching[key]:  # two at a time would each find what the other has not asked yet
-            found = self._nearest.get(key)
-            if found is not None and found.known == self._known(key) and loop_time() < found.until:
-                return found.nodes, False
-            nodes = (await self.find_nearest_nodes([key], exclude_self=True))[key]
-            if nodes:  # else all that this node knows failed a moment ago
-                self._nearest[key] = Nearest(nodes, self._known(key), loop_time() + SEARCH_SECONDS)
-            return nodes, True
+        found = self._nearest.get(key)
+        if found is not None and found.known == self._known(key) and loop_time() < found.until:
+            return found.nodes, False
+        nodes = (await self.find_nearest_nodes([key], exclude_self=True))[key]
+        if nodes:  # else all that this node knows failed a moment ago
+            self._nearest[key] = Nearest(nodes, self._known(key), loop_time() + SEARCH_SECONDS)
+        return nodes, True
 
     def _known(self, key: DHTID) -> list[PeerID]:
         """The nearest of the routing table that a search would ask: not those that have just failed."""
