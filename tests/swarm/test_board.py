@@ -173,6 +173,7 @@ def member(board: PeerDirectory, clock: SteppedClock) -> PeerDirectory:
     """One of two, which told 10 samples each five seconds ago; a step is a minute off."""
     board._run = board._run.replaced({"swarm.target_batch_size": 60})
     board._record = board._published = record("me", round="none")
+    board._kept = True
     board.view = room.SwarmState.of([record("me"), record("a")])
     board._published_at = clock.now - 5.0
     board.expect(60.0)
@@ -318,6 +319,13 @@ def test_what_no_node_kept_is_told_again_soon(board: PeerDirectory, clock: Stepp
     assert board.told is None and not board._is_due()
     clock.now += 1.0
     assert board._is_due()
+    board.view, board._published_at, board._urgent = room.SwarmState.of([record("a", epoch=6)]), clock.now, False
+    board.publish(record("me", epoch=6, samples=board._run.swarm.target_batch_size))
+    assert board._is_due()
+    board._store(board._record)
+    board._urgent = False
+    board.publish(record("me", epoch=6, samples=board._run.swarm.target_batch_size + 1))
+    assert not board._is_due(), "it is told at the pace of looks, not with each micro-batch"
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -116,8 +116,9 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
 class Lock:
     """A member's word on its earlier rounds from the state of its join.
 
-    liars: how many of the trainers may lie, as it counts them. attempt: the number of the last of those rounds, 0
-    without one. average: the hash of the one that it has precommitted last, so that somebody may have made it a step.
+    liars: how many of the trainers may lie, as it counts them. attempt: the number of the last of those rounds,
+    see `OwnVotes.from_state`. average: the hash of the one that it has precommitted last, so that somebody may have
+    made it a step.
     """
 
     liars: int = 0

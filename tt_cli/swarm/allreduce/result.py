@@ -64,13 +64,13 @@ class RoundResult:
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said.
 
-        Each counts as one between half and twice the median member's: a liar among many changes the run's curve little.
+        Of three and more each counts as one between half and twice the median member's: a liar changes little.
         """
         said = [(account["samples"], account["loss"]) for account in self.members.values() if account.get("samples")]
         if not said:
             return 0, None
         middle = statistics.median(loss / samples for samples, loss in said)
-        low, high = sorted((middle / 2, 2 * middle))
+        low, high = sorted((middle / 2, 2 * middle)) if len(said) > 2 else (-math.inf, math.inf)
         total = sum(samples for samples, _ in said)
         return total, sum(samples * min(max(loss / samples, low), high) for samples, loss in said) / total
 

@@ -30,7 +30,7 @@ SMALLER = {
 }  # one request, not many
 REQUEST_SECONDS = 30.0  # for one of those
 EACH, TOTAL = 12, 512  # streams of one peer at once, and of all
-OF_MEMBERS = ("rpc_join_group", "rpc_aggregate_part")  # one of each member of a group, which are counted for themselves
+OF_MEMBERS, OF_ONE = ("rpc_join_group", "rpc_aggregate_part"), 4  # one of each member of a group, and one that ends
 LINGER_SECONDS = 5.0  # for the end of a stream that was answered
 REFUSED_SECONDS = 1.0  # for the other side to hang up: closed with something unread, a stream is reset, its words lost
 
@@ -44,7 +44,7 @@ def guard(p2p: P2P, membership: Admission, members: int) -> None:
     """
     passes = PassGuard(membership)
     passes.guard_calls(p2p)
-    of_members, others = {name: Places(EACH, members) for name in OF_MEMBERS}, Places(EACH, TOTAL)
+    of_members, others = {name: Places(OF_ONE, 2 * members) for name in OF_MEMBERS}, Places(EACH, TOTAL)
     add_handler = p2p.add_binary_stream_handler
     add_stream_handler = p2p._add_protobuf_stream_handler
 

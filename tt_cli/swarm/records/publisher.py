@@ -160,9 +160,8 @@ class PeerDirectory:
         self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
         self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
-        # what the others were sent last, and had: as it was published, and as it was sent
         self._published: PeerRecord | None = None
-        self._sent: PeerRecord | None = None
+        self._sent: PeerRecord | None = None  # what the others were sent last, and had
         self._published_at = self._read_all_at = -float("inf")
         self._history: tuple[object, float] = None, -float("inf")  # the steps that were sent last, and when
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
@@ -170,7 +169,7 @@ class PeerDirectory:
         self._answered = False  # the last read
         self.blind = True  # the last fresh view was none: this peer's DHT node did not answer
         self.read_at = self._clock.monotonic()  # the last read ended
-        self._stopping = self._writing = self._look_due = False
+        self._stopping = self._writing = self._kept = self._look_due = False  # kept: what was published, by some node
         self._urgent = self._wanted = False  # urgent: the record is to be stored; wanted: a fresh view
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
@@ -297,8 +296,10 @@ class PeerDirectory:
     def _look(self) -> None:
         while not self._stopping:
             with self._lock:
-                # A node that lacks this peer's newest word seems to be behind, and others are asked, too.
-                self._lock.wait_for(lambda: not (self._writing or self._is_due()) or self._stopping, QUICK_SECONDS)
+                # A node that lacks this peer's newest word seems to be behind, and others are asked, too. Of two peers
+                # that start together one at least is to see the other: the first look comes after the first word.
+                most = QUICK_SECONDS if self._reads_ended else DHT_SECONDS
+                self._lock.wait_for(lambda: not (self._writing or self._is_due()) or self._stopping, most)
                 latest, self._wanted, self._look_due = self._wanted, False, False
                 self._reads_begun += 1
                 if latest:
@@ -334,8 +335,8 @@ class PeerDirectory:
     def _is_needed(self) -> bool:
         """Tell whether others need what is new in the record."""
         new, old = self._record, self._published
-        if new is None or old is None or new is old:
-            return new is not old
+        if new is None or old is None or new is old or not self._kept:
+            return new is not None and not self._kept
         speed, told = new.samples_per_second, old.samples_per_second
         changed = abs(speed - told) > told / 4 or any(getattr(new, name) != getattr(old, name) for name in NEEDED)
         missing, untold = self._missing(old.samples), new.samples - old.samples
@@ -454,11 +455,12 @@ class PeerDirectory:
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
             self._vote.about_to_store()
+            self._published, self._kept = record, False
             sent = record.changed(vote=self._vote.of(record), time=self._clock.dht_time())
         if self._send(sent).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
-                self._published, self._sent = record, sent
+                self._sent, self._kept = sent, True
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
         return self._put(peers_key(self._run.identity), record, self._life)
