@@ -94,8 +94,9 @@ class LazyGroup(TyperGroup):
         words = [word for word in words[:flags_end] if word != "--debug"] + words[flags_end:]
         self._main_shell_completion({}, "tt")
         try:
-            if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-                sys.stdout.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is no error
+            out = sys.stdout
+            if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding != "utf-8"):
+                out.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is no error
             code = self._run(["--help"] if words[:1] in ([], ["help"]) else words)
             print(end="", flush=True)
         except (TTError, typer.TyperException) as error:
