@@ -34,7 +34,7 @@ steps = _table(
     samples=BigInteger,
     samples_per_second=Double,
 )
-# of the newest steps, see HistoryWriter.tidy; `peers` and `hours` hold the sums
+# of the newest steps that no order took back, see HistoryWriter.tidy; `peers` and `hours` hold the sums
 contributions = _table("contributions", {"undone": BigInteger, "step": BigInteger, **PEER}, **GIVEN)
 peers = _table(
     "peers",

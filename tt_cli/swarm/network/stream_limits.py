@@ -30,7 +30,7 @@ SMALLER = {
 }  # one request, not many
 REQUEST_SECONDS = 30.0  # for one of those
 EACH, TOTAL = 12, 512  # streams of one peer at once, and of all
-OF_MEMBERS, OF_ONE = ("rpc_join_group", "rpc_aggregate_part"), 4  # one of each member of a group, and one that ends
+OF_MEMBERS, OF_ONE = ("rpc_join_group", "rpc_aggregate_part"), 4  # a member needs one of each, the others are ending
 LINGER_SECONDS = 5.0  # for the end of a stream that was answered
 REFUSED_SECONDS = 1.0  # for the other side to hang up: closed with something unread, a stream is reset, its words lost
 
