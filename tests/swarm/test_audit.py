@@ -53,7 +53,7 @@ from tt_cli.swarm.allreduce.messages import (
     verify,
 )
 from tt_cli.swarm.audit import evidence
-from tt_cli.swarm.audit.audits import Audits, Finding
+from tt_cli.swarm.audit.audits import APART, MOST_AUDITS, Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 from tt_cli.swarm.compression.codec import codec_of
@@ -105,7 +105,12 @@ def commitments(outcome: Outcome) -> dict[str, bytes]:
 
 
 def audits_of(
-    outcomes: list[Outcome], silent: Collection[PeerID], rounds: Any, rules: RoundRules = RULES, **more: Any
+    outcomes: list[Outcome],
+    silent: Collection[PeerID],
+    rounds: Any,
+    rules: RoundRules = RULES,
+    patience: float = 20.0,
+    **more: Any,
 ) -> Audits:
     """The first member's, in a round in which the silent ones answer nothing."""
     transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
@@ -123,7 +128,8 @@ def audits_of(
             assert group_id == GROUP
             return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
-    return Audits(load_run("emoji"), rules, rounds, Stub, lambda peer: True, **more)
+    run = load_run("emoji").replaced({"swarm.next_chunk_timeout": patience})
+    return Audits(run, rules, rounds, Stub, lambda peer: True, **more)
 
 
 def audited(
@@ -146,14 +152,15 @@ def test_each_auditor_asks_those_after_itself_first() -> None:
     audits._stub_of = noted
     auditor = max(outcomes, key=lambda outcome: str(outcome.allreduce.me))  # the last, so it begins with the first
     me, members = auditor.allreduce.me, auditor.allreduce.members
-    reducer, second = [peer for peer in members if peer != me][:2]
-    middle = next(outcome for outcome in outcomes if outcome.allreduce.me == second)
+    reducer, _, third = [peer for peer in members if peer != me]
+    middle = next(outcome for outcome in outcomes if outcome.allreduce.me == third)
     for transfer, place in ((auditor.allreduce, (reducer, 0)), (middle.allreduce, (reducer, 0))):
         asked.clear()
         assert not asyncio.run(audits.audit(transfer, place, commitments(auditor))).doubts
-        others = [peer for peer in members if peer != transfer.me]
-        assert asked == [reducer, *sorted(others, key=lambda peer: str(peer) <= str(transfer.me))]
-    assert asked[1:] != others, "not from the first on"
+        others = [peer for peer in members if peer not in (transfer.me, reducer)]
+        after = sorted(others, key=lambda peer: str(peer) <= str(transfer.me))
+        assert asked == [reducer, *[reducer] * (transfer.me != reducer), *after], "who reduced it shows its part first"
+    assert after != others, "not from the first on"
 
 
 def test_an_audit_ends_when_another_round_begins() -> None:
@@ -170,8 +177,8 @@ def test_an_audit_ends_when_another_round_begins() -> None:
         return stub_of(peer)
 
     audits._stub_of = noted
-    place = PEERS[2], 0
-    finding = asyncio.run(audits.audit(outcomes[0].allreduce, place, commitments(outcomes[0])))
+    rest = (PEERS[2], 0), commitments(outcomes[0]), audits._overtaken()
+    finding = asyncio.run(audits.audit(outcomes[0].allreduce, *rest))
     assert len(asked) == 2 and not finding.proven and not finding.doubts
 
 
@@ -249,10 +256,9 @@ def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
 
     async def doubts(*silent: PeerID) -> dict[str, str]:
         rounds = {GROUP: outcomes[0].commit}
-        audits = audits_of(outcomes, silent, rounds, sampler=InOrder())
+        audits = audits_of(outcomes, silent, rounds, patience=1.0, sampler=InOrder())
         audits.begin(rounds[GROUP])
-        assert audits._audit is not None
-        await audits._audit
+        await asyncio.gather(*audits._audits)
         return audits.begin(rounds[GROUP])
 
     outcomes = honest_round()
@@ -265,6 +271,44 @@ class OnePart(AuditSampler):
 
     def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
         return None if silent else (PEERS[2], 0)
+
+
+@pytest.mark.parametrize("part", [None, 0], ids=["inputs", "part"])
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "refuses"])
+def test_who_says_nothing_is_named_though_another_round_begins(part: int | None, hangs: bool) -> None:
+    """Where steps are short it begins before an answer is late. Who has overwritten what it sent just before is not."""
+    outcomes, asked = honest_round(), list[PeerID]()
+
+    async def doubts() -> dict[str, str]:
+        rounds: dict[bytes, Any] = {GROUP: outcomes[0].commit}
+        audits = audits_of(outcomes, [], rounds, patience=0.5, sampler=OnePart())
+        loop, stub_of = asyncio.get_running_loop(), audits._stub_of
+
+        class Stub:
+            def __init__(self, peer: PeerID):
+                self.peer, self.rest = peer, stub_of(peer)
+
+            async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+                if wire.AUDIT_REQUEST.read(request)[2] != part:
+                    return await self.rest.rpc_audit(request, timeout)
+                asked.append(self.peer)
+                if not hangs:
+                    raise ValueError("it is overwritten")
+                async with asyncio.timeout(timeout):
+                    await asyncio.sleep(2 * timeout)
+                raise AssertionError("it was waited for")
+
+        audits._stub_of = Stub
+        for _ in range(MOST_AUDITS + 1):
+            audits.begin(rounds[GROUP])
+        loop.call_later(0.9 * APART * audits._patience, rounds.__setitem__, b"the next", None)
+        await asyncio.gather(*audits._audits)
+        return audits.begin(rounds[GROUP])
+
+    found = asyncio.run(doubts())
+    assert asked == [PEERS[2]] * MOST_AUDITS, "no more wait at once"
+    words = "did not show what it sent" if part == 0 else "did not show its inputs (TimeoutError)"
+    assert found == ({str(PEERS[2]): words} if hangs else {})
 
 
 @pytest.mark.parametrize(
@@ -283,8 +327,7 @@ def test_what_a_reducer_says_later_keeps_no_audit_from_what_was_signed_first(
     async def audit() -> None:
         await commit.answer(PEERS[later], replace(said, commitment=signed).pack(GROUP))
         audits.begin(commit)
-        assert audits._audit is not None
-        await audits._audit
+        await asyncio.gather(*audits._audits)
 
     audits = audits_of(outcomes, [], {GROUP: commit}, proofs=EvidenceStore(tmp_path), sampler=OnePart())
     asyncio.run(audit())

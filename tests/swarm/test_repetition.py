@@ -246,8 +246,7 @@ def test_a_backup_that_lies_is_proven_guilty_by_an_audit(tmp_path: Path) -> None
     async def audit() -> None:
         mine = there[PEERS[0]]
         mine.begin(outcomes[0].commit)
-        assert mine._audit is not None
-        await mine._audit
+        await asyncio.gather(*mine._audits)
 
     asyncio.run(audit())
     assert there[PEERS[0]].proofs.guilty() == {str(PEERS[3])}

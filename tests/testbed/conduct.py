@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,14 @@ from typing import Any, TypeAlias
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHT
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Opening, SignedJoin
 from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
+from tt_cli.swarm.audit import audits
 from tt_cli.swarm.averager import Averager
 
 Message: TypeAlias = averaging_pb2.AveragingData
@@ -117,6 +119,20 @@ class ConductedCommit(CommitProtocol):
         return await self.conduct.is_confirmed(partial(super().precommit, peer, signed))
 
 
+class Silence(Exception):
+    """Raised by a conduct that leaves an audit without any answer."""
+
+
+class Audits(audits.Audits):
+    """Of this name, for hivemind calls other peers by the name of the class."""
+
+    async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        try:
+            return await super().rpc_audit(request, context)
+        except Silence:
+            return await asyncio.get_running_loop().create_future()
+
+
 class ConductedRendezvous(LeaderRendezvous):
     """Where groups form. conduct: as leader, from a step on its way."""
 
@@ -146,7 +162,7 @@ class ConductedAverager(Averager):
     """Asks how to conduct itself in each round. Subclasses say so."""
 
     allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
-    rendezvous_type = ConductedRendezvous
+    rendezvous_type, audits_type = ConductedRendezvous, Audits
 
     def conduct(self, step: int) -> Conduct:
         """In the round towards this step. In the averager's process."""

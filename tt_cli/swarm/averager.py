@@ -101,7 +101,7 @@ class Averager(StateBridge, DecentralizedAverager):
     another one says so.
     """
 
-    allreduce_type, commit_type, rendezvous_type = AllReduce, CommitProtocol, LeaderRendezvous
+    allreduce_type, commit_type, rendezvous_type, audits_type = AllReduce, CommitProtocol, LeaderRendezvous, Audits
     ballot_type: Callable[[Path], Ballot] = Ballot
 
     def __init__(
@@ -135,7 +135,8 @@ class Averager(StateBridge, DecentralizedAverager):
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
         self._work = WorkAudits()
-        self.signer, self.audits = Signer(identity.key), Audits(run, rules, self._rounds, self._auditor, self._knows)
+        self.signer = Signer(identity.key)
+        self.audits = self.audits_type(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)

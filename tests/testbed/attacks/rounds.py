@@ -13,7 +13,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 
-from testbed.conduct import Conduct, Message, Messages
+from testbed.conduct import Conduct, Message, Messages, Silence
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
@@ -136,10 +136,13 @@ class LyingReducer(Conduct):
 
 
 class EvasiveReducer(LyingReducer):
-    """And leaves audits unanswered."""
+    """And leaves audits unanswered: it refuses them, or says nothing at all."""
+
+    def __init__(self, number: int):
+        self._refuses = number % 2
 
     def shows(self, show: Callable[[], bytes]) -> bytes:
-        raise ValueError("not today")
+        raise ValueError("not today") if self._refuses else Silence
 
 
 class TwoFacedReducer(Conduct):
@@ -223,7 +226,7 @@ ROUNDS: dict[str, Callable[[int], Conduct]] = {
     "endless stream": lambda number: Endless(),
     "weight never published": sends(unpublished),
     "lying reducer": lambda number: LyingReducer(),
-    "evasive reducer": lambda number: EvasiveReducer(),
+    "evasive reducer": EvasiveReducer,
     "two-faced reducer": lambda number: TwoFacedReducer(),
     "slow-loris peer": SlowLoris,
     "false leader": lambda number: FalseLeader(),

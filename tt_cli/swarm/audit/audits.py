@@ -7,7 +7,8 @@ everybody can check: it is kept, passed on to the other members (evidence.py), a
 round.
 
 Parts are picked when the averages are signed. A sender that does not show its part keeps the reducer from being proven
-guilty, so it is named.
+guilty, so it is named. When another round begins an audit asks for nothing more, as what was sent is overwritten; who
+has been asked by then, and says nothing at all, is named all the same.
 """
 
 from __future__ import annotations
@@ -42,18 +43,23 @@ from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
 logger = get_logger(__name__)
 
+MOST_AUDITS = 4  # that wait for an answer at once
+AMID_ROUND = 2  # times as long an answer is waited for where another round has begun meanwhile, and has the lines
+APART = 0.125  # times the patience: so early one may overwrite what it sent, before another one's next round begins
+
 
 @dataclass
 class Finding:
     """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven.
 
-    silent: the reducer did not show its inputs, or some that are no member's.
+    silent: the reducer did not show its inputs, or some that are no member's. hung: who was asked last did not answer.
     """
 
     proven: bytes = b""
     guilty: str = ""
     doubts: dict[str, str] = field(default_factory=dict)
     silent: bool = False
+    hung: bool = False
 
 
 class Audits(ServicerBase):
@@ -81,42 +87,48 @@ class Audits(ServicerBase):
         self._court, self._court_of_strangers = Court(rules, self.proofs), Court(rules, self.proofs)
         self._showing: asyncio.Task[None] | None = None
         self._doubts: dict[str, str] = {}
-        self._audit: asyncio.Task[None] | None = None
-        self._newest = list(rounds)  # of the rounds, when the audit began
+        self._audits = set[asyncio.Task[None]]()
         self._sampler = sampler or AuditSampler()
 
     def begin(self, commit: CommitProtocol) -> dict[str, str]:
-        """A round is committed: audit a part in the background. Returns the doubts of the audit before."""
+        """A round is committed: audit a part in the background. Returns the doubts since the last one."""
         doubts, self._doubts = self._doubts, {}
         self.usual = commit.allreduce.norm_of_average()
-        if self._audit is not None:
-            self._audit.cancel()
-        self._newest = list(self._rounds)[-1:]
-        if commit.origin is not None:
-            self._audit = asyncio.create_task(self._look(commit.origin, late=commit.origin is not commit))
+        if commit.origin is not None and len(self._audits) < MOST_AUDITS:
+            look = self._look(commit.origin, commit.origin is not commit, self._overtaken())
+            self._audits.add(audit := asyncio.create_task(look))
+            audit.add_done_callback(self._audits.discard)
         return doubts
 
-    async def _look(self, commit: CommitProtocol, late: bool) -> None:
+    async def _look(self, commit: CommitProtocol, late: bool, overtaken: Callable[[], bool]) -> None:
         for phase in commit.phases:
-            await self._look_at(phase, late)
+            await self._look_at(phase, late, overtaken)
 
-    async def _look_at(self, phase: CommitProtocol, late: bool) -> None:
+    async def _look_at(self, phase: CommitProtocol, late: bool, overtaken: Callable[[], bool]) -> None:
         """late: rounds later than its own; nobody need have kept what it sent then."""
         allreduce, silent = phase.allreduce, set[PeerID]()
-        while (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
-            finding = await self.audit(allreduce, place, phase.checked)
+        while not overtaken() and (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
+            finding = await self.audit(allreduce, place, phase.checked, overtaken)
             since = [self._proven(Finding(), Accusation.read(unlike)) for unlike in phase.proofs.values()]
-            if not (overtaken := self._overtaken()) and not late:
-                self._doubts |= finding.doubts
             for one in (finding, *since):
                 if one.proven and self.proofs.keep(one.guilty, one.proven):
                     others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {one.guilty}
                     await self._pass_on({one.guilty: sorted(others)})
-            if overtaken or not finding.silent:
+            if finding.doubts and not finding.hung:
+                await asyncio.sleep(APART * self._patience)
+            if not late and (finding.hung or not overtaken()):
+                self._doubts |= finding.doubts
+            if not finding.silent:
                 break
             silent.add(place[0])
 
-    async def audit(self, allreduce: AllReduce, place: Place, commitments: Mapping[str, bytes]) -> Finding:
+    async def audit(
+        self,
+        allreduce: AllReduce,
+        place: Place,
+        commitments: Mapping[str, bytes],
+        overtaken: Callable[[], bool] = lambda: False,
+    ) -> Finding:
         """Compute one part again. Never raises for what others do. commitments: peer id → envelope."""
         reducer, index = place
         envelope, finding = commitments.get(str(reducer)), Finding()
@@ -128,7 +140,7 @@ class Audits(ServicerBase):
                 answer = allreduce.encoded(allreduce.parts_of(reducer)[index])
             else:
                 request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
-                answer = bytes((await self._stub_of(peer).rpc_audit(request, timeout=self._patience)).serialized_info)
+                answer = await self._answer(peer, request, overtaken)
             if hashlib.sha256(answer).digest() != signed:
                 raise ValueError("it showed something else than it signed")
             return answer
@@ -138,7 +150,7 @@ class Audits(ServicerBase):
             packed = await ask(reducer, None, commitment.inputs)
         except Exception as error:  # P2P errors of many types
             words = f"did not show its inputs ({str(error) or type(error).__name__})"
-            return Finding(doubts={str(reducer): words}, silent=True)
+            return Finding(doubts={str(reducer): words}, silent=True, hung=isinstance(error, TimeoutError))
         try:
             inputs = Inputs.read(packed)
             openings = read_openings(inputs, commitment, self.rules)
@@ -150,9 +162,9 @@ class Audits(ServicerBase):
         if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
             finding.doubts[str(reducer)] = "left out what this peer sent"
         shown, me = dict[str, bytes](), str(allreduce.me)
-        # all members audit at about the same time: each begins with the one after itself
-        for opening in sorted(openings, key=lambda opening: opening.sender <= me):
-            if self._overtaken():
+        # who may lie first; all members audit at about the same time: each goes on with the one after itself
+        for opening in sorted(openings, key=lambda opening: (opening.sender != str(reducer), opening.sender <= me)):
+            if overtaken():
                 return finding
             try:
                 sender = PeerID.from_base58(opening.sender)
@@ -161,13 +173,26 @@ class Audits(ServicerBase):
             except Exception as error:  # P2P errors of many types
                 logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
                 finding.doubts[opening.sender] = "did not show what it sent"
+                finding.hung = isinstance(error, TimeoutError)
                 return finding
         parts = tuple(shown[opening.sender] for opening in openings)
         return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, parts))
 
-    def _overtaken(self) -> bool:
-        """True when another round has begun: it overwrites what was sent in this one, and has the lines."""
-        return list(self._rounds)[-1:] != self._newest
+    async def _answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo, overtaken: Callable[[], bool]) -> bytes:
+        """What a member shows. Raises TimeoutError."""
+        call = asyncio.ensure_future(self._stub_of(peer).rpc_audit(request, timeout=AMID_ROUND * self._patience))
+        try:
+            _, waits = await asyncio.wait({call}, timeout=self._patience)
+            if waits and not overtaken():
+                raise TimeoutError
+            return bytes((await call).serialized_info)
+        finally:
+            call.cancel()
+
+    def _overtaken(self) -> Callable[[], bool]:
+        """Tell from now on whether another round has begun."""
+        newest = list(self._rounds)[-1:]
+        return lambda: list(self._rounds)[-1:] != newest
 
     def _proven(self, finding: Finding, accusation: Accusation) -> Finding:
         with contextlib.suppress(NotProven):
