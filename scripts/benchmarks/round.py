@@ -25,6 +25,10 @@ Beside it the three and one of --uneven, simulated_uneven_over_bound. One round 
 that audits and rounds meet. `--large` instead, which takes many minutes: many_over_bound, of 64 lines of 5 to 200
 Mbit/s, and listening_300_rounds: of one round of 300 listening members those that all of them commit.
 
+`--groups`: seconds until all of 32, 64, 128 and 256 members with simulated lines of 20 Mbit/s, 50 ms apart, know who is
+in their group: `group_s`, and `group_alone_s` where its leader tells all of them all joins. Keys and signatures are
+real.
+
 Examples:
   scripts/bench round --mbit 100 --rounds 9
   scripts/bench round --uneven
@@ -52,7 +56,7 @@ from bitsandbytes.functional import quantize_blockwise
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import BlockwiseQuantization, Float16Compression, SizeAdaptiveCompression
 from hivemind.dht import DHT
-from simulation.rounds import rounds_over
+from simulation.rounds import SignedAverager, ToldByLeaderAverager, group_seconds, rounds_over
 from simulation.virtual import in_virtual_time
 from testbed.namespaces import Host, Network, Traffic
 from testbed.raw_tcp import Exchange
@@ -84,6 +88,7 @@ UNEVEN = (100.0, 100.0, 100.0, 10.0)  # Mbit/s
 MIXED = (10.0,) * 8 + (100.0,) * 8
 MANY = (5.0, 10.0, 10.0, 20.0, 20.0, 50.0, 100.0, 200.0) * 8
 SMALL = {"weight": torch.ones(64, 1024), "bias": torch.ones(64)}  # gradients of members that are many
+HOME = 20.0  # Mbit/s of the lines of --groups
 LEARNING = 1  # rounds in which ours measures them
 NAMES = {"ours": "round", "tcp": "tcp", "hivemind": "hivemind"}  # kind → what its figures begin with
 ROUNDS = {100: 5, 20: 3, 1000: 5}  # Mbit/s: rounds of each kind, after the first
@@ -491,6 +496,14 @@ def simulated(rounds: int, lines: Mapping[str, Sequence[float]]) -> dict[str, An
     return found
 
 
+def groups(members: int) -> dict[str, Any]:
+    """Seconds until a group of so many has formed for all of them."""
+    logging.disable(logging.WARNING)
+    kinds = {"group_alone_s": ToldByLeaderAverager, "group_s": SignedAverager}
+    made = {name: in_virtual_time(group_seconds([HOME] * members, kind)) for name, kind in kinds.items()}
+    return {"members": members, **{name: round(seconds, 2) for name, seconds in made.items()}}
+
+
 def uneven(part: int, rounds: int, kinds: Iterable[str], folder: Path) -> dict[str, Any]:
     """Rounds over unlike lines. part: see `shapes`."""
     bound_s = bound(UNEVEN, part)
@@ -517,6 +530,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--uneven", action="store_true", help="three links of 100 Mbit/s and one of 10")
     parser.add_argument("--mixed", action="store_true", help="eight lines of 10 Mbit/s and eight of 100, simulated")
     parser.add_argument("--large", action="store_true", help="with --mixed: 64 unlike lines, and 300 members")
+    parser.add_argument("--groups", action="store_true", help="how long groups of 32 to 256 take to form, simulated")
     parser.add_argument("--only", nargs="+", choices=NAMES, help="leave the others out")
 
 
@@ -525,6 +539,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rates = {100: 2} if args.quick else {mbit: ROUNDS.get(mbit, 3) for mbit in args.mbit or ROUNDS}
     if args.rounds:
         rates = dict.fromkeys(rates, args.rounds)
+    if args.groups:
+        return {"groups": [groups(members) for members in ((24, 48) if args.quick else (32, 64, 128, 256))]}
     if args.mixed:
         lines = {"many": MANY} if args.large else {"mixed": MIXED, "simulated_uneven": UNEVEN}
         found = simulated(args.rounds or (1 if args.quick else 4), lines)

@@ -20,7 +20,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Opening, SignedJoin
+from tt_cli.swarm.allreduce.messages import Opened, Opening, SignedJoin
 from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
 from tt_cli.swarm.audit import audits
 from tt_cli.swarm.averager import Averager
@@ -134,9 +134,10 @@ class Audits(audits.Audits):
 
 
 class ConductedRendezvous(LeaderRendezvous):
-    """Where groups form. conduct: as leader, from a step on its way."""
+    """Where groups form. conduct: as leader, from a step on its way. A group of three is large to it."""
 
     conduct: Callable[[int], Conduct]
+    relays = 1
 
     def __init__(
         self,
@@ -144,13 +145,18 @@ class ConductedRendezvous(LeaderRendezvous):
         prefix: str,
         seeker: Callable[[], StepControl],
         handed_out: Callable[[GroupInfo], Sequence[bytes]],
+        fetched: Callable[[GroupInfo], Awaitable[Sequence[bytes]]],
     ):
-        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))))
+        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))), fetched)
 
     def _told(self, group: GroupInfo, gathered: tuple[bytes, ...]) -> Sequence[bytes]:
         if self.plan.leader != str(self.peer_id):
             return gathered
         return self.conduct(step_of(self.plan)).leads(replace(group, gathered=gathered), self.peer_id)
+
+    def told(self, message: averaging_pb2.MessageFromLeader, peer: PeerID, opened: Opened) -> None:
+        if type(self.conduct(step_of(self.plan))) is Conduct:  # who lies tells all itself
+            super().told(message, peer, opened)
 
 
 def step_of(plan: RoundPlan) -> int:

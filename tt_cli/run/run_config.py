@@ -21,7 +21,7 @@ from tt_cli.run import sections, text_parts
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
-PROTOCOL = 11
+PROTOCOL = 12
 
 
 class RunConfig(sections.Section):

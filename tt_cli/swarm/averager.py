@@ -29,7 +29,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
-from tt_cli.identity.rate_limit import Crowded, RateLimit
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm import wire
@@ -61,11 +61,13 @@ from tt_cli.swarm.allreduce.round_plan import (
     RoundPlan,
     entry_of,
     group_id_of,
+    hash_of,
     join_in,
     longest_search,
     member_in,
     read_entry,
     read_join,
+    roster_bytes,
 )
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.allreduce.votes import LockedAverage, group_of, liars_among, locked_by, most_say
@@ -134,7 +136,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._rounds, self._averages = KeptRounds(run.swarm.next_chunk_timeout), KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
-        self._work = WorkAudits()
+        self._telling, self._work = Places(2, MAX_MEMBERS), WorkAudits()
         self.signer = Signer(identity.key)
         self.audits = self.audits_type(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
@@ -307,7 +309,7 @@ class Averager(StateBridge, DecentralizedAverager):
         keys = self._matchmaking.group_key_manager
         if not isinstance(keys, LeaderRendezvous):
             keys = self._matchmaking.group_key_manager = self.rendezvous_type(
-                self.dht, self.prefix, lambda: self._matchmaking.step_control, self._handed_out
+                self.dht, self.prefix, lambda: self._matchmaking.step_control, self._handed_out, self._fetched
             )
         return keys
 
@@ -331,8 +333,9 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         begins = False
         async for message in super().rpc_join_group(request, context):
+            if begins := message.code == averaging_pb2.BEGIN_ALLREDUCE:
+                self._keys().told(message, context.remote_id, self.signer.opened)
             yield message
-            begins = message.code == averaging_pb2.BEGIN_ALLREDUCE
         if begins:  # all others would wait for who never hears of it: see AllReduce.rpc_aggregate_part
             await asyncio.sleep(self.next_chunk_timeout)
 
@@ -344,8 +347,8 @@ class Averager(StateBridge, DecentralizedAverager):
         liars = 0 if plan.newcomer else liars_among(plan.swarm)  # whom a newcomer counts may not exist
         group, lock = (self.audits.rules.run, plan.state_key, plan.leader), replace(last.lock, liars=liars)
         join = SignedJoin(*group, now, *facts, self._membership.mine(), lock).sign(self.signer)
-        others = len(plan.members) - 1
-        self._roster[0] = len(join) * others * (others + 1) if plan.leader == str(self.peer_id) else 0
+        leads = plan.leader == str(self.peer_id)
+        self._roster[0] = roster_bytes(len(join), len(plan.members)) if leads else 0
         return entry_of(join, last.shown)
 
     def _handed_out(self, group: GroupInfo) -> Sequence[bytes]:
@@ -370,6 +373,32 @@ class Averager(StateBridge, DecentralizedAverager):
         counting = [envelope for _, envelope in newest.values()]
         return [entry_of(join, counting if peer == self.peer_id else ()) for peer, (join, _) in entries.items()]
 
+    async def _fetched(self, group: GroupInfo) -> Sequence[bytes]:
+        """The entries of a group of which the leader told hashes, from others of its members: all have them soon."""
+        request = wire.ROSTER_REQUEST.message((group_id_of(group.gathered),))
+
+        async def ask(member: PeerID) -> list[bytes]:
+            try:
+                answer = await self._stub(member).rpc_roster(request, timeout=self.next_chunk_timeout)
+                entries = {hash_of(entry): entry for entry in wire.ROSTER.read(answer)[0]}
+                return [entries[hash_of(entry)] for entry in group.gathered]
+            except Exception as error:  # the next one is asked
+                logger.info(f"{member} did not tell who is in the group: {error!r}")
+                return []
+
+        members, asked = self._keys().relays_of(group), set[asyncio.Task[list[bytes]]]()
+        try:
+            while members or asked:
+                asked |= {asyncio.create_task(ask(member)) for member in members[:1]}
+                members, soon = members[1:], self.next_chunk_timeout / 8 if members[1:] else None
+                done, asked = await asyncio.wait(asked, timeout=soon, return_when=asyncio.FIRST_COMPLETED)
+                if entries := next(filter(None, (task.result() for task in done)), None):
+                    return entries
+        finally:
+            for task in asked:
+                task.cancel()
+        raise MatchmakingException("nobody told who is in the group")
+
     def _read_votes(self, kind: type[SignedVote], votes: Iterable[bytes], state_key: str) -> dict[bytes, SignedVote]:
         return read_votes(kind, votes, self.audits.rules.run, state_key, self.signer.opened)
 
@@ -384,8 +413,8 @@ class Averager(StateBridge, DecentralizedAverager):
             await super()._step(step=step, future_for_init=future_for_init)
         finally:
             formed = self._keys().formed
-            mine = {group_id for group_id, seeker in formed if seeker is step}
-            await self._rounds.sought({group_id for group_id, _ in formed}, mine)
+            mine = {group_id for group_id, seeker, _ in formed if seeker is step}
+            await self._rounds.sought({group_id for group_id, *_ in formed}, mine)
             await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, weight: float, **_: Any) -> RoundResult:
@@ -509,6 +538,12 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         async for message in commit.allreduce.rpc_aggregate_part(achain(as_aiter(first), stream), context):
             yield message
+
+    async def rpc_roster(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """A member of a large group is told all joins, when this peer has them."""
+        (group_id,), asker = wire.ROSTER_REQUEST.read(request), context.remote_id
+        with self._telling.one(str(asker)):
+            return wire.ROSTER.message((await self._keys().entries(group_id, asker, self.next_chunk_timeout),))
 
     async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says what it received, and is told what this peer has."""

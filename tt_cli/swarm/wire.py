@@ -172,6 +172,12 @@ GATHERED = Form(
 )
 """(bandwidth, averaging mode, packed signed join), as hivemind's matchmaking writes it; the join alone counts"""
 
+ROSTER_REQUEST = Form("request for joins", tuple[bytes], (bytes(32),), most=2**10)
+"""(group id)"""
+
+ROSTER = Form("joins of a group", tuple[Envelopes], ((b"entry", b"entry"),), most=2**22)
+"""(the word to the leader of each member)"""
+
 PassText = Annotated[str, Field(max_length=MAX_PASS)]
 SIGNED_JOIN = Form("signed join", tuple[Join, Envelopes], (b"envelope", (b"vote",)), most=MOST_SHOWN)
 """(envelope of a join, signed votes for what its signer is locked on; of the leader: those that all have shown)"""

@@ -2,7 +2,8 @@
 
 In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
 signed records say who should come, and the state, which nobody knows before, says which of them leads; the others go to
-it directly. The leader hands all signed joins to all, and decides nothing about them.
+it directly. The leader hands out all signed joins, and decides nothing about them. They are a kilobyte each, so of a
+large group it sends them to some of the members, and to the others their hashes: these ask those for the joins.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -23,6 +25,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
@@ -43,6 +46,8 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 POLL_SECONDS = 0.1
 SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
+RELAYS, ASKED = 16, 3  # members of a group whom the leader tells all joins; of them, whom another one asks
+ENTRY_HASH = 32  # bytes; an entry has hundreds
 SKEW = 3.0  # seconds between two clocks: hivemind's DHT takes no more
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
@@ -287,17 +292,31 @@ def joins_of(
     return joins
 
 
+def hash_of(entry: bytes) -> bytes:
+    """The hash (32,) that stands for a member's entry; its own."""
+    return entry if len(entry) == ENTRY_HASH else hashlib.sha256(entry).digest()
+
+
 def group_id_of(gathered: Sequence[bytes]) -> bytes:
-    """A group's id (32,): the hash of all of its members' joins, in whatever order they come."""
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(entry).digest() for entry in gathered))).digest()
+    """A group's id (32,): the hash of all of its members' joins, or of their hashes, in whatever order they come."""
+    return hashlib.sha256(b"".join(sorted(map(hash_of, gathered)))).digest()
+
+
+def roster_bytes(join: int, members: int) -> int:
+    """What a leader sends of the joins, of so many bytes each, to a group of so many members."""
+    told, hashed = min(members - 1, RELAYS), max(0, members - 1 - RELAYS)
+    return members * (told * join + hashed * ENTRY_HASH)
 
 
 class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    seeker: what looks for a group now. handed_out: what members are told of each. formed: ids of the newest groups of
-    this peer, each with what looked for it.
+    seeker: what looks for a group now. handed_out: what members are told of each. fetched: the entries of a group of
+    which the leader told hashes. formed: ids of the newest groups of this peer, each with what looked for it, and with
+    all entries.
     """
+
+    relays = RELAYS
 
     def __init__(
         self,
@@ -305,12 +324,14 @@ class LeaderRendezvous(GroupKeyManager):
         prefix: str,
         seeker: Callable[[], StepControl],
         handed_out: Callable[[GroupInfo], Sequence[bytes]] = lambda group: group.gathered,
+        fetched: Callable[[GroupInfo], Awaitable[Sequence[bytes]]] | None = None,
     ):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.plan = RoundPlan()
-        self.formed: list[tuple[bytes, StepControl]] = []
-        self._seeker, self._handed_out = seeker, handed_out
-        self._asked = -math.inf
+        self.formed: list[tuple[bytes, StepControl, GroupInfo]] = []
+        self._seeker, self._handed_out, self._fetched = seeker, handed_out, fetched
+        self._asked, self._forming = -math.inf, asyncio.Condition()
+        self._relayed: tuple[bytes, frozenset[PeerID], dict[bytes, bytes]] = (b"", frozenset(), {})
 
     @property
     def current_key(self) -> str:
@@ -338,7 +359,7 @@ class LeaderRendezvous(GroupKeyManager):
         swarm: voices that there are now: the plan was made when the group was first sought. patience: see `joins_of`.
         """
         group_id = group_id_of(group.gathered)
-        seeker = next(seeker for formed, seeker in reversed(self.formed) if formed == group_id)
+        seeker = next(seeker for formed, seeker, _ in reversed(self.formed) if formed == group_id)
         joins = joins_of(group, seeker.data_for_gather, self.peer_id, membership, opened, patience)
         with_steps = sum(join.steps for peer, join in joins.items() if peer != self.peer_id)
         replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group, with_steps)
@@ -348,5 +369,53 @@ class LeaderRendezvous(GroupKeyManager):
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered, as hivemind's leader hands it out from here on."""
+        if self._fetched is not None and any(len(entry) == ENTRY_HASH for entry in group_info.gathered):
+            object.__setattr__(group_info, "gathered", tuple(await self._fetched(group_info)))
         object.__setattr__(group_info, "gathered", tuple(self._handed_out(group_info)))
-        self.formed = [*self.formed[-KEPT_GROUPS:], (group_id_of(group_info.gathered), self._seeker())]
+        group = group_id_of(group_info.gathered), self._seeker(), group_info
+        async with self._forming:
+            self.formed = [*self.formed[-KEPT_GROUPS:], group]
+            self._forming.notify_all()
+
+    async def entries(self, group_id: bytes, asker: PeerID, patience: float) -> tuple[bytes, ...]:
+        """The entries of a group for another member, once it has formed. Raises TimeoutError and ValueError."""
+
+        def formed() -> GroupInfo | None:
+            return next((group for formed, _, group in self.formed if formed == group_id), None)
+
+        async with asyncio.timeout(patience), self._forming:
+            group = await self._forming.wait_for(formed)
+        if group is None or asker not in group.peer_ids:
+            raise ValueError("not a member of this group")
+        return group.gathered
+
+    def told(self, message: averaging_pb2.MessageFromLeader, peer: PeerID, opened: Opened) -> None:
+        """Leave it to relays to tell a member the joins of the group of this message: it has their hashes instead.
+
+        Relays are those of the fastest lines, as they say, who accept connections. They come before the leader in it.
+        """
+        if len(message.gathered) <= self.relays + 1:
+            return
+        if message.group_id != self._relayed[0]:
+            joins = {
+                member: join_in(entry, member, opened)
+                for member, entry in zip(map(PeerID, message.ordered_peer_ids), message.gathered, strict=True)
+            }
+            listening = [member for member, join in joins.items() if join.listens and member != self.peer_id]
+            relays = sorted(listening, key=lambda member: -joins[member].upload)[: self.relays]
+            hashes = dict(zip(joins, map(hash_of, message.gathered), strict=True))
+            order = dict.fromkeys([*relays, self.peer_id, *joins])
+            hashed = {member.to_bytes(): hashes[member] for member in order}
+            self._relayed = message.group_id, frozenset(relays), hashed
+        _, told, hashed = self._relayed
+        if told and peer not in told:
+            del message.ordered_peer_ids[:], message.gathered[:]
+            message.ordered_peer_ids.extend(hashed.keys())
+            message.gathered.extend(hashed.values())
+
+    def relays_of(self, group: GroupInfo) -> list[PeerID]:
+        """Those whom a member asks, in its order: each begins with another one; the leader at last."""
+        leader = PeerID.from_base58(self.plan.leader)
+        relays = list(itertools.takewhile(lambda member: member != leader, group.peer_ids))
+        first = group.peer_ids.index(self.peer_id) % max(1, len(relays))
+        return [*(relays[first:] + relays[:first])[:ASKED], leader]
