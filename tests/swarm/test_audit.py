@@ -52,6 +52,7 @@ from tt_cli.swarm.allreduce.messages import (
     Signer,
     verify,
 )
+from tt_cli.swarm.audit import audits as audits_module
 from tt_cli.swarm.audit import evidence
 from tt_cli.swarm.audit.audits import APART, MOST_AUDITS, Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
@@ -161,6 +162,28 @@ def test_each_auditor_asks_those_after_itself_first() -> None:
         after = sorted(others, key=lambda peer: str(peer) <= str(transfer.me))
         assert asked == [reducer, *[reducer] * (transfer.me != reducer), *after], "who reduced it shows its part first"
     assert after != others, "not from the first on"
+
+
+def test_an_audit_of_many_asks_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would take longer than a step, and no audit would come to its end."""
+    monkeypatch.setattr(audits_module, "SHOWING", 3)
+    outcomes, asked = lying_round(), list[PeerID]()
+    audits, place, two = audits_of(outcomes, [], {}), (PEERS[2], 0), asyncio.Barrier(2)
+    stub_of = audits._stub_of
+
+    class Stub:
+        def __init__(self, peer: PeerID):
+            self.peer, self.rest = peer, stub_of(peer)
+
+        async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            asked.append(self.peer)
+            if len(asked) in (2, 3):  # the first parts, after the inputs
+                await two.wait()
+            return await self.rest.rpc_audit(request, timeout)
+
+    audits._stub_of = Stub
+    finding = asyncio.run(audits.audit(outcomes[0].allreduce, place, commitments(outcomes[0])))
+    assert finding.guilty == str(PEERS[2]) and len(asked) == 4
 
 
 def test_an_audit_ends_when_another_round_begins() -> None:
@@ -307,7 +330,7 @@ def test_who_says_nothing_is_named_though_another_round_begins(part: int | None,
 
     found = asyncio.run(doubts())
     assert asked == [PEERS[2]] * MOST_AUDITS, "no more wait at once"
-    words = "did not show what it sent" if part == 0 else "did not show its inputs (TimeoutError)"
+    words = "did not show what it sent" if part == 0 else "did not show its inputs in time"
     assert found == ({str(PEERS[2]): words} if hangs else {})
 
 

@@ -45,6 +45,7 @@ logger = get_logger(__name__)
 
 MOST_AUDITS = 4  # that wait for an answer at once
 AMID_ROUND = 2  # times as long an answer is waited for where another round has begun meanwhile, and has the lines
+SHOWING = 16  # members of a round for each one more that is asked at once: an audit of many must end before the next
 APART = 0.125  # times the patience: so early one may overwrite what it sent, before another one's next round begins
 
 
@@ -52,14 +53,14 @@ APART = 0.125  # times the patience: so early one may overwrite what it sent, be
 class Finding:
     """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven.
 
-    silent: the reducer did not show its inputs, or some that are no member's. hung: who was asked last did not answer.
+    hung: the same of who did not answer. silent: the reducer did not show its inputs, or some that are no member's.
     """
 
     proven: bytes = b""
     guilty: str = ""
     doubts: dict[str, str] = field(default_factory=dict)
+    hung: dict[str, str] = field(default_factory=dict)
     silent: bool = False
-    hung: bool = False
 
 
 class Audits(ServicerBase):
@@ -114,10 +115,10 @@ class Audits(ServicerBase):
                 if one.proven and self.proofs.keep(one.guilty, one.proven):
                     others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {one.guilty}
                     await self._pass_on({one.guilty: sorted(others)})
-            if finding.doubts and not finding.hung:
+            if finding.doubts:
                 await asyncio.sleep(APART * self._patience)
-            if not late and (finding.hung or not overtaken()):
-                self._doubts |= finding.doubts
+            if not late:
+                self._doubts |= finding.hung | ({} if overtaken() else finding.doubts)
             if not finding.silent:
                 break
             silent.add(place[0])
@@ -148,9 +149,11 @@ class Audits(ServicerBase):
         try:
             commitment = Commitment.read(envelope, self.rules.opened)
             packed = await ask(reducer, None, commitment.inputs)
+        except TimeoutError:
+            return Finding(hung={str(reducer): "did not show its inputs in time"}, silent=True)
         except Exception as error:  # P2P errors of many types
             words = f"did not show its inputs ({str(error) or type(error).__name__})"
-            return Finding(doubts={str(reducer): words}, silent=True, hung=isinstance(error, TimeoutError))
+            return Finding(doubts={str(reducer): words}, silent=True)
         try:
             inputs = Inputs.read(packed)
             openings = read_openings(inputs, commitment, self.rules)
@@ -163,18 +166,26 @@ class Audits(ServicerBase):
             finding.doubts[str(reducer)] = "left out what this peer sent"
         shown, me = dict[str, bytes](), str(allreduce.me)
         # who may lie first; all members audit at about the same time: each goes on with the one after itself
-        for opening in sorted(openings, key=lambda opening: (opening.sender != str(reducer), opening.sender <= me)):
-            if overtaken():
-                return finding
-            try:
+        order = iter(sorted(openings, key=lambda one: (one.sender != str(reducer), one.sender <= me)))
+
+        async def ask_one_after_the_other() -> None:
+            for opening in order:
+                if overtaken() or lacking:
+                    return
                 sender = PeerID.from_base58(opening.sender)
-                counts = used[opening.sender] > index and opening.hashes
-                shown[opening.sender] = await ask(sender, index, opening.hashes[index]) if counts else b""
-            except Exception as error:  # P2P errors of many types
-                logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
-                finding.doubts[opening.sender] = "did not show what it sent"
-                finding.hung = isinstance(error, TimeoutError)
-                return finding
+                try:
+                    counts = used[opening.sender] > index and opening.hashes
+                    shown[opening.sender] = await ask(sender, index, opening.hashes[index]) if counts else b""
+                except Exception as error:  # P2P errors of many types
+                    logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
+                    lacking.add(sender)
+                    said = finding.hung if isinstance(error, TimeoutError) else finding.doubts
+                    said[opening.sender] = "did not show what it sent"
+
+        lacking = set[PeerID]()
+        await asyncio.gather(*(ask_one_after_the_other() for _ in range(1 + len(openings) // SHOWING)))
+        if len(shown) < len(openings):
+            return finding
         parts = tuple(shown[opening.sender] for opening in openings)
         return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, parts))
 
