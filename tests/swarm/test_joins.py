@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
+from simulation.virtual import in_virtual_time
 from swarm.joins import ENTRIES, NOW, entry_of, group_of, join_of, packed
 from swarm.made import record
 from swarm.rounds import PEERS, SIGNERS
@@ -18,8 +20,11 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import round_plan
 from tt_cli.swarm.allreduce.messages import NotProven, SignedJoin, open_envelope
 from tt_cli.swarm.allreduce.round_plan import (
+    ASKED_A_SECOND,
+    POLL_SECONDS,
     SKEW,
     FalseGroup,
+    LeaderRendezvous,
     RoundPlan,
     group_id_of,
     join_in,
@@ -29,6 +34,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     read_entry,
     read_join,
 )
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 
 OPEN = Admission(load_run("emoji"))
@@ -117,6 +123,21 @@ def test_a_signature_is_verified_once() -> None:
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 4)
     with pytest.raises(NotProven):
         join_in(entry, PEERS[2], open_envelope)
+
+
+def test_members_of_a_large_group_ask_its_leader_more_rarely() -> None:
+    """A leader that is late would be asked a thousand times a second by a hundred."""
+
+    async def seconds(members: int) -> float:
+        point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: None)  # type: ignore[arg-type]
+        point.plan = RoundPlan("5_aa", frozenset(map(str, range(members))), str(PEERS[1]))
+        began = loop_time()
+        for _ in range(5):
+            assert [leader for leader, _ in await point.get_averagers("", only_active=True)] == PEERS[1:2]
+        return loop_time() - began
+
+    assert in_virtual_time(seconds(4)) == pytest.approx(4 * POLL_SECONDS)
+    assert in_virtual_time(seconds(400)) == pytest.approx(4 * 400 / ASKED_A_SECOND)
 
 
 MEMBERS = ("a", "b", "c", "d", "e")

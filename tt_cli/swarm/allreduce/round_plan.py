@@ -13,7 +13,6 @@ import functools
 import hashlib
 import itertools
 import math
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -39,11 +38,12 @@ from tt_cli.swarm.allreduce.messages import (
     open_envelope,
 )
 from tt_cli.swarm.allreduce.votes import is_quorum, liars_among
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, NOBODY, Partition, TensorPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, ASKED_A_SECOND = 0.1, 200  # between two requests to the leader; by all members of a large group
 SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
 RELAYS, ASKED = 16, 3  # members of a group whom the leader tells all joins; of them, whom another one asks
@@ -338,12 +338,13 @@ class LeaderRendezvous(GroupKeyManager):
         return f"{self.prefix}_{self.plan.state_key}.0b"
 
     async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
-        """The leader, unless this peer is it; hivemind asks in a busy loop and is held to one look per POLL_SECONDS."""
-        await asyncio.sleep(max(0.0, self._asked + POLL_SECONDS - time.monotonic()))
-        self._asked = time.monotonic()
+        """The leader, unless this peer is it; hivemind asks in a busy loop and is held to the pace of the plan."""
+        pace = max(POLL_SECONDS, len(self.plan.members) / ASKED_A_SECOND)
+        await asyncio.sleep(max(0.0, self._asked + pace - loop_time()))
+        self._asked = loop_time()
         if self.plan.leader in ("", str(self.peer_id)):
             return []
-        return [(PeerID.from_base58(self.plan.leader), get_dht_time() + 2 * POLL_SECONDS)]
+        return [(PeerID.from_base58(self.plan.leader), get_dht_time() + 2 * pace)]
 
     async def declare_averager(
         self, group_key: str, peer_id: PeerID, expiration_time: float, looking_for_group: bool = True
