@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     draw_pictures(pictures)
     with pytest.MonkeyPatch.context() as patch:  # what is new is told at once
         patch.setattr(live_updates, "LOOK_SECONDS", 0.05)
+        patch.setattr(live_updates, "BEGIN", live_updates.Message("retry: 50\n\n"))
         patch.setattr(step_columns, "LOOK_SECONDS", 0.0)
         one = Served(MadeHistory(100_000, 30), pictures)
         yield one
@@ -228,19 +229,45 @@ def test_steps_that_were_taken_back_leave_a_page_that_is_open(context: BrowserCo
     assert complaints(page) == []
 
 
-def test_without_events_it_asks_again_and_again(context: BrowserContext, served: Served) -> None:
-    context.route("**/api/events", lambda route: route.abort())
-    page = opened(context, served, clock=True)
+class HeldUp(BaseHTTPRequestHandler):
+    """A proxy that passes on that there are events, and none of them."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.rfile.read(1)  # until the page closes
+
+
+@pytest.mark.parametrize("held_up", [False, True])
+def test_without_events_it_asks_again_and_again(context: BrowserContext, served: Served, held_up: bool) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HeldUp) as proxy:
+        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        held = f"http://127.0.0.1:{proxy.server_address[1]}/"
+        context.route("**/api/events", lambda route: route.continue_(url=held) if held_up else route.abort())
+        page = opened(context, served, clock=True)
+        expect(page.locator("#readout")).to_contain_text("Step")
+        for changed in (served.history.make_step, partial(served.history.go_back, 50)):
+            step = changed()
+            for _ in range(40):
+                page.clock.run_for(5_000)  # before it counts as gone
+                shown = [page.locator(place).inner_text() for place in ("#f-step", "#foot-state")]
+                if shown == [f"{step:,}", "Asked every few seconds."]:  # the server may answer as a second ago
+                    break
+            assert shown == [f"{step:,}", "Asked every few seconds."]
+            expect(page.locator("#readout")).to_contain_text(f"Step {step:,} ")
+        expect(page.locator("#notice")).to_be_hidden()
+        context.close()
+        proxy.shutdown()
+
+
+def test_what_was_made_while_a_connection_was_lost_is_asked_for(context: BrowserContext, served: Served) -> None:
+    page = opened(context, served)
+    expect(page.locator("#foot-state")).to_have_text("Live.")
     expect(page.locator("#readout")).to_contain_text("Step")
-    step = served.history.make_step()
-    for _ in range(10):
-        page.clock.run_for(6_000)
-        if page.locator("#f-step").inner_text() == f"{step:,}":  # the server may answer as a second ago
-            break
-    expect(page.locator("#f-step")).to_have_text(f"{step:,}")
-    expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
-    expect(page.locator("#foot-state")).to_have_text("Asked every few seconds.")
-    expect(page.locator("#notice")).to_be_hidden()
+    with page.expect_request(re.compile(r"api/history\?")):
+        served.gone()
+        served.back()
 
 
 def test_a_server_that_is_gone_is_told_and_its_return_is_seen(

@@ -27,6 +27,7 @@ export class Live {
   private events: EventSource | null = null;
   private open = false;
   private newest = 0;
+  private seen = 0; // when the newest snapshot was taken
   private era: string | null = null; // of the steps that are told: another one is of a run that was taken back
 
   constructor(private readonly on: Listeners) {}
@@ -58,7 +59,7 @@ export class Live {
     this.events = events;
     events.onopen = () => {
       this.open = true;
-      this.heard();
+      this.heard(this.era !== null); // again: steps may have been made meanwhile
     };
     events.onerror = () => {
       this.open = false;
@@ -84,8 +85,11 @@ export class Live {
   private async ask(): Promise<void> {
     this.asking = true;
     this.askedAt = Date.now();
+    const told = this.open ? this.seen : Infinity;
     try {
-      this.take(await ask("snapshot"));
+      const snapshot = await ask("snapshot");
+      if (this.seen === told && snapshot.time > told) this.close(); // the events ought to have told it
+      this.take(snapshot);
       if (!this.events && !isStatic() && this.eventsAt === 0) this.listen();
     } catch (error) {
       if (error instanceof Missing && (error.status === 404 || error.status === 503))
@@ -97,21 +101,31 @@ export class Live {
   }
 
   private take(snapshot: Snapshot): void {
-    this.heard();
+    this.seen = snapshot.time;
+    // Without events nobody tells of a step, or of a way back; the snapshot does, once.
+    const back = !this.open && snapshot.epoch < this.newest;
+    this.heard(back);
     this.on.snapshot(snapshot);
-    // Without events nobody tells of a step; the snapshot does, once.
     if (!this.open && this.newest && snapshot.epoch > this.newest && snapshot.loss !== null) {
       const { epoch: step, time, loss, trainers: peers, samples_per_second } = snapshot;
       this.on.step({ step, time, loss, peers, samples_per_second });
     }
-    this.newest = Math.max(this.newest, snapshot.epoch);
+    this.newest = back ? snapshot.epoch : Math.max(this.newest, snapshot.epoch);
   }
 
-  private heard(): void {
+  /** Ask again and again instead, for a while: something on the way holds the events up, or lost the connection. */
+  private close(): void {
+    this.events?.close();
+    this.events = null;
+    this.open = false;
+    this.eventsAt = Date.now();
+  }
+
+  private heard(missed = false): void {
     const wasGone = this.link === "gone";
     this.heardAt = Date.now();
     this.say(isStatic() ? "file" : this.open ? "live" : "asking");
-    if (wasGone) this.on.back();
+    if (wasGone || missed) this.on.back();
   }
 
   private say(link: Link): void {
