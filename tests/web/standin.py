@@ -36,7 +36,7 @@ CHECKPOINTS = 12
 
 
 class MadeHistory:
-    """What a HistoryReader tells, of `steps` recorded steps and `peers` peers. Deterministic.
+    """What a HistoryReader tells, of `steps` recorded steps and `peers` peers, one of them auxiliary. Deterministic.
 
     figures: that each trainer tells beside its loss. prompts: for which samples were made, of this suffix.
     """
@@ -49,7 +49,7 @@ class MadeHistory:
         prompts: Sequence[str] = PROMPTS,
         suffix: str = "png",
     ):
-        self._prompts, self._suffix, self._era = prompts, suffix, ""
+        self._prompts, self._suffix, self._era, self._trainers = prompts, suffix, "", max(0, peers - 1)
         random, at = np.random.default_rng(1), np.arange(1, steps + 1)
         done = at / max(1, steps)
         self._told_at = time.time()  # a snapshot of another time is news
@@ -70,7 +70,7 @@ class MadeHistory:
                     "received_per_hour": 1_400_000_000,
                     "figures": dict(figures),
                 },
-                **({"role": "aux", "samples_per_second": 0.0} if index == 5 else {}),
+                **({"role": "aux", "samples_per_second": 0.0} if index == min(5, peers - 1) else {}),
             }
             for index in range(peers)
         ]
@@ -94,7 +94,7 @@ class MadeHistory:
 
     def newest(self, key: str) -> tuple[str, float] | None:
         if key == "snapshot":
-            total = {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": len(self._peers)}
+            total = {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": self._trainers}
             total |= {"inner_steps": 210, "inner_steps_due": 600}
             now = snapshot(time=self._told_at, peers=[], **total, **({} if self._peers else {"eta_s": None})).to_json()
             del now["history"]
@@ -124,7 +124,7 @@ class MadeHistory:
                 },
                 **{"peers": 1 + index % 3, "share": 0.2 * 0.8**index, "last_seen": time.time() - 40 * index**2},
             }
-            for index, user in enumerate(users if self._peers else ())
+            for index, user in enumerate(users if self._trainers else ())
         ]
 
     def peers(self) -> list[dict[str, Any]]:

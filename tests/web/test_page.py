@@ -142,7 +142,7 @@ def test_every_view_is_accessible_and_fits(context: BrowserContext, served: Serv
 
 
 def test_an_empty_run_says_so(context: BrowserContext, axe: str, tmp_path: Path) -> None:
-    empty = Served(MadeHistory(), tmp_path)
+    empty = Served(MadeHistory(peers=1), tmp_path)
     page = opened(context, empty)
     for words in ("Nobody is training", "No step is recorded", "No pictures yet", "None has been published"):
         expect(page.get_by_text(words).first).to_be_visible()

@@ -45,8 +45,8 @@ export class Swarm {
       now.holders > 0 ? ` ${now.agreeing} of ${now.holders} hold the same parameters, to the last bit.` : "";
     tell(
       byId("swarm-words"),
-      now.peers.length === 0
-        ? "Nobody is training at the moment. The first to join starts it again."
+      now.trainers === 0
+        ? `Nobody is training at the moment. ${now.epoch < now.total_steps ? "The first to join sets it going." : "All steps are made."}`
         : `${plural(now.trainers, "computer")} of ${people === 1 ? "one person" : `${words.count(people)} people`}${helpers}.${agree}`,
     );
     this.draw(false);
