@@ -383,6 +383,7 @@ def test_the_leaderboard_of_a_day_and_ever(context: BrowserContext, served: Serv
     choose(page.get_by_label("Since the start"))
     expect(rows.first).not_to_have_text(first, use_inner_text=True)
     expect(rows.first).to_contain_text("36M")
+    expect(page.locator("#ever")).to_have_text("So far 60 computers took part.")
     page.get_by_role("button", name="Show all").click()
     expect(rows).to_have_count(28)
 

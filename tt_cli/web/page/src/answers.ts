@@ -18,7 +18,6 @@ interface Answers {
   history: History;
   activity: described.Activity;
   leaderboard: described.Leaderboard;
-  peers: described.Peers;
   checkpoints: described.Checkpoints;
   rounds: described.Rounds;
   figures: described.Figures;

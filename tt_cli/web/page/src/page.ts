@@ -71,18 +71,13 @@ async function seldom(): Promise<void> {
     showCheckpoints(answer);
     samples.take(answer);
   });
-  const figures = ask("figures").then(showFigures);
-  const rounds = ask("rounds").then(showRounds);
-  const known = ask("peers").then(({ rows }) => {
-    const people = new Set(rows.map((row) => row.user || row.peer_id)).size;
-    tell(
-      byId("ever"),
-      rows.length
-        ? `So far ${words.plural(rows.length, "computer")} of ${words.plural(people, "person", "people")}.`
-        : "",
-    );
+  const figures = ask("figures").then((answer) => {
+    showFigures(answer);
+    const computers = Number(answer.devices[0]?.value);
+    tell(byId("ever"), computers ? `So far ${words.plural(computers, "computer")} took part.` : "");
   });
-  await Promise.allSettled([leaders.load(), checkpoints, figures, rounds, known, calculator.load()]);
+  const rounds = ask("rounds").then(showRounds);
+  await Promise.allSettled([leaders.load(), checkpoints, figures, rounds, calculator.load()]);
 }
 
 async function everything(): Promise<void> {
