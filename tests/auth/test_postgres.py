@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from postgres_server import postgres_server
 
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.issuer import RequestRefused
-from tt_cli.auth.authority.member_store import MemberStore, metadata
+from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers, metadata
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.database import CONNECTION, DatabaseDown
 
@@ -63,21 +63,25 @@ def test_a_server_that_is_gone_without_a_word_is_noticed(postgres: str) -> None:
     assert set_for_it.items() >= {name: str(value) for name, value in CONNECTION.items()}.items()
 
 
-def test_of_many_at_the_same_time_one_gets_the_nonce(postgres: str) -> None:
+def test_of_many_at_the_same_time_one_gets_the_nonce_and_four_a_pass(postgres: str) -> None:
     stores = [MemberStore(postgres), MemberStore(postgres)]
     stores[0].found(0.0)
-    won: list[bool] = []
-    gate = threading.Barrier(10, timeout=240)
+    before = stores[0].notice("run").number
 
-    def use(store: MemberStore) -> None:
-        gate.wait()
-        won.append(store.use_nonce("n", 100.0, 50.0))
+    def at_once(ask: Callable[[MemberStore, int], object]) -> list[object]:
+        with ThreadPoolExecutor(20) as pool:
+            return list(pool.map(lambda number: ask(stores[number % 2], number), range(20)))
 
-    threads = [threading.Thread(target=use, args=(stores[number % 2],)) for number in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def admitted(store: MemberStore, peer: int) -> bool:
+        with suppress(TooManyPeers):
+            store.admit(RegisteredMember(f"peer {peer // 2}", "grace", "token", 1.0, 1.0, 100.0), 1.0, 4)
+            return True
+        return False
+
+    assert sorted(at_once(lambda store, _: store.use_nonce("n", 100.0, 50.0))) == [False] * 19 + [True]
+    assert at_once(admitted).count(True) == 8  # each of four asked twice
+    assert [member.user for member in stores[0].members()].count("grace") == 4
+    at_once(lambda store, number: store.ban("user", f"user {number // 2}", "", 0.0))
+    assert stores[0].notice("run").number == before + 20  # no two lists have one number
     for store in stores:
         store.close()
-    assert sorted(won) == [False] * 9 + [True]

@@ -104,6 +104,7 @@ class MemberStore:
     def admit(self, member: RegisteredMember, now: float, most_peers: int) -> None:
         """Write down that this peer gets a pass. Raises TooManyPeers."""
         with self._transaction() as connection:
+            connection.execute(sa.select(orders.c.id).with_for_update())  # one after the other, in PostgreSQL too
             others = connection.execute(
                 sa.select(sa.func.count())
                 .select_from(members)
@@ -151,17 +152,15 @@ class MemberStore:
     def ban(self, kind: str, name: str, reason: str, now: float) -> None:
         """Ban a "user" or a "peer"; again: another reason."""
         with self._transaction() as connection:
+            _renumber(connection, now)
             connection.execute(sa.delete(bans).where(bans.c.kind == kind, bans.c.name == name))
             connection.execute(sa.insert(bans).values(kind=kind, name=name, at=now, reason=reason))
-            _renumber(connection, now)
 
     def unban(self, kind: str, name: str, now: float) -> bool:
         """Take a ban back. False where there was none."""
         with self._transaction() as connection:
-            banned = connection.execute(sa.delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
-            if banned:
-                _renumber(connection, now)
-            return banned
+            _renumber(connection, now)
+            return connection.execute(sa.delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
 
     def pause(self, reason: str, now: float) -> None:
         """Have the run wait; "" lets it go on."""
@@ -172,10 +171,10 @@ class MemberStore:
     def roll_back(self, step: int, digest: str, source: str, now: float) -> int:
         """Order the way back to a checkpoint. Returns the order's number."""
         with self._transaction() as connection:
+            _renumber(connection, now)
             order = int(connection.execute(sa.select(orders.c.order)).scalar_one()) + 1
             order = max(order, int(now))  # so that a database restored from a backup repeats none
             connection.execute(sa.update(orders).values(step=step, digest=digest, source=source, order=order))
-            _renumber(connection, now)
             return order
 
     def write_down(self, now: float, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
@@ -218,6 +217,9 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, An
 
 
 def _renumber(connection: sa.Connection, now: float) -> None:
-    """A later notice has a higher number, also after the database was restored from an older one: hence the clock."""
-    number = int(connection.execute(sa.select(orders.c.number)).scalar_one())
+    """A later notice has a higher number, also after the database was restored from an older one: hence the clock.
+
+    First of all in a transaction: in PostgreSQL too, what else changes the notice waits for it.
+    """
+    number = int(connection.execute(sa.select(orders.c.number).with_for_update()).scalar_one())
     connection.execute(sa.update(orders).values(number=max(number + 1, int(now)), changed=now))
