@@ -230,6 +230,8 @@ def test_no_stranger_pushes_out_of_the_audit_what_the_organiser_did_or_who_joine
         ("joined", "hub"),
         *(("not proven", each) for each in "234"),
     ]
+    assert [entry["what"] for entry in authority.store.trail(4)] == ["unban", "joined", "not proven", "not proven"]
+    assert [entry["what"] for entry in authority.store.trail(1)] == ["joined"]
 
 
 def test_one_user_has_so_many_peers(authority: Authority, clock: Clock) -> None:

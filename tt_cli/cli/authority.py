@@ -139,7 +139,7 @@ def members(run: Run, json: JsonLines = False) -> None:
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
 def audit(
     run: Run,
-    last: Annotated[int, option("N", "so many entries (default 50)", min=1, max=10**9)] = 50,
+    last: Annotated[int, option("N", "so many (default 50); of more, half may be refusals", min=1, max=10**9)] = 50,
     json: Annotated[bool, switch("--json", '{"at", "who", "what", "peer_id", "detail"} a line')] = False,
 ) -> None:
     """Print a line for each entry, the newest last."""
