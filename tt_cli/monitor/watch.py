@@ -83,7 +83,7 @@ class SwarmWatch:
                 self._scene,
                 now=time.time(),
                 curve=sorted((self._losses | recorded | past.losses).items()),
-                activity=past.activity + [seen for seen in self._active if seen.time > newest],
+                activity=sorted(past.activity + [seen for seen in self._active if seen.time > newest]),
                 leaders={**now_only, **past.leaders},
                 log=list(self._log),
             )
