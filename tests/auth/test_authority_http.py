@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import schemathesis
 from auth.peers import START, Clock, Peer, closed_run, made_authority
 from auth.running import Running
 from fastapi import FastAPI
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from told import MOST
 
-from tt_cli.auth.authority import authority_server, request_limits
+from tt_cli.auth.authority import authority_server, hub_client, request_limits
 from tt_cli.auth.authority import http_api as room
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.authority_server import MOST_OF_ADDRESS
@@ -264,6 +266,32 @@ def test_silent_connections_of_one_address_keep_nobody_else_out() -> None:
                 again.sendall(b"GET /v1/facts HTTP/1.1\r\nHost: x\r\n\r\n")
                 if again.recv(100).startswith(b"HTTP/1.1 200 "):
                     break
+
+
+def test_while_the_hub_hangs_there_are_threads_for_notices_and_renewals(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, codes = Peer(), list[int]()
+    body = peer.body(
+        "join", challenge(authority, peer), authority.run.identity, {"proof": {"way": "token", "token": "x"}}
+    )
+
+    async def ask() -> None:
+        transport = httpx2.ASGITransport(make_app(authority, unlimited()), client=("192.0.2.7", 4711))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as http:
+            joins = [asyncio.create_task(http.post("/v1/join", json=body)) for _ in range(60)]
+            for refused in islice(asyncio.as_completed(joins), len(joins) - hub_client.MOST_AT_ONCE):
+                await refused
+            codes.append((await asyncio.wait_for(http.get("/v1/notice"), MOST)).status_code)
+            hub.close()
+            codes.extend([(await join).status_code for join in joins])
+
+    with socket.create_server(("127.0.0.1", 0), backlog=60) as hub:
+        monkeypatch.setattr(hub_client, "TIMEOUT", 4 * MOST)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        asyncio.run(asyncio.wait_for(ask(), MOST))
+    assert codes == [200] + [503] * 60
 
 
 def test_who_asks_nothing_or_never_to_the_end_is_hung_up_on(authority: Authority) -> None:

@@ -20,7 +20,7 @@ from tt_cli.auth.authority_requests import PROOF_REPOSITORY
 from tt_cli.hub.hub_files import PLAIN, HubUnreachable, TooLong, plain_body
 
 TIMEOUT = 10.0  # seconds for one answer of the Hub
-MOST_AT_ONCE = 8  # questions under way; more would leave no thread for those who need none
+MOST_AT_ONCE = 16  # questions under way; more, or waiting ones, would leave no thread for those who need none
 MOST_PAGES = 200  # of an organisation's members
 MAX_ANSWER = 2**20  # bytes of one answer
 MAX_PROOF = 4096  # bytes of a proof file
@@ -200,7 +200,7 @@ class HubClient:
         headers = PLAIN | ({"Authorization": f"Bearer {token}"} if token else {})
         request: dict[str, Any] = {"headers": headers, "data": data, "timeout": TIMEOUT}
         stream = get_session().stream(method, address, follow_redirects=token is None, **request)
-        if not self._slots.acquire(timeout=TIMEOUT / 2):
+        if not self._slots.acquire(blocking=False):
             raise HubUnreachable("too many questions to the Hub are under way; try again later")
         try:
             with stream as answer:
