@@ -270,6 +270,18 @@ def test_what_was_made_while_a_connection_was_lost_is_asked_for(context: Browser
         served.back()
 
 
+def test_a_curve_that_did_not_come_is_asked_for_again(context: BrowserContext, served: Served) -> None:
+    context.route("**/api/history?**", lambda route: route.fulfill(status=503))
+    page = opened(context, served, clock=True)
+    expect(page.locator("#foot-state")).to_have_text("Live.")
+    expect(page.locator("#readout")).to_have_text("No step is recorded yet.")
+    context.unroute_all()
+    for _ in range(4):  # a minute, in which the server is heard
+        with page.expect_response("**/api/snapshot"):
+            page.clock.run_for(16_000)
+    expect(page.locator("#readout")).to_contain_text(f"Step {served.history.step:,} ")
+
+
 def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
     context: BrowserContext, served: Served, axe: str
 ) -> None:

@@ -80,8 +80,10 @@ async function seldom(): Promise<void> {
   await Promise.allSettled([leaders.load(), checkpoints, figures, rounds, calculator.load()]);
 }
 
+let complete = false; // what is asked for once is there: a server that was just started, or asked by many, may be late
+
 async function everything(): Promise<void> {
-  await Promise.allSettled([
+  const [run, curves] = await Promise.allSettled([
     ask("run").then((run) => {
       showRun(run);
       hero.run(run);
@@ -90,6 +92,7 @@ async function everything(): Promise<void> {
     plots.load(),
     seldom(),
   ]);
+  complete = run.status === "fulfilled" && curves.status === "fulfilled";
 }
 
 // The switch: as the system has it, light, dark.
@@ -137,5 +140,5 @@ for (const section of document.querySelectorAll("main > section")) watcher.obser
 live.start();
 void everything();
 setInterval(() => {
-  if (!document.hidden && !isStatic()) void seldom();
+  if (!document.hidden && !isStatic()) void (complete ? seldom() : everything());
 }, SELDOM_MS);
