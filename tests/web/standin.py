@@ -94,9 +94,10 @@ class MadeHistory:
 
     def newest(self, key: str) -> tuple[str, float] | None:
         if key == "snapshot":
-            total = {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": self._trainers}
+            total: dict[str, Any] = {} if self._trainers else {"eta_s": None}
+            total |= {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": self._trainers}
             total |= {"inner_steps": 210, "inner_steps_due": 600}
-            now = snapshot(time=self._told_at, peers=[], **total, **({} if self._peers else {"eta_s": None})).to_json()
+            now = snapshot(time=self._told_at, peers=[], **total).to_json()
             del now["history"]
             return json.dumps({**now, "peers": self._peers}), time.time()
         told: dict[str, Any] = {"model": {"parameters": 125_900_000, "effective": 1_100_000_000}}

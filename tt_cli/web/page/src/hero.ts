@@ -42,7 +42,7 @@ export class Hero {
       left === 0
         ? "all steps made"
         : now.eta_s === null
-          ? "at this speed"
+          ? "nobody computes"
           : `next step in ${words.duration(now.eta_s)}`,
     );
     this.rule();
