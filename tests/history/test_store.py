@@ -72,7 +72,7 @@ def the_story(url: str) -> None:
         ("b", "trainer"),
         ("x", "aux"),
     ]
-    assert reader.totals() == {"peers": 2, "users": 1, "devices": 1, "samples": 65, "seconds": 2.0}
+    assert reader.totals() == {"peers": 2, "devices": 1, "samples": 65, "seconds": 2.0}
     assert reader.rounds() == [{"step": 1, "time": 1001.0, "words": "step 1 made by 2 peers"}]
     store.record_activity(1003.0, 3, 2, 40.0, [seen("a", 45, "ada")], 100)
     assert reader.activity(0.0) == [(1003.0, 2, 40.0)] and reader.activity(1003.0) == []

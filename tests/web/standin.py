@@ -136,7 +136,7 @@ class MadeHistory:
         ]
 
     def totals(self) -> dict[str, Any]:
-        return {"peers": 60, "users": 28, "devices": len(DEVICES), "samples": 1_000_000, "seconds": 1e6}
+        return {"peers": 60, "devices": len(DEVICES), "samples": 1_000_000, "seconds": 1e6}
 
     def rounds(self) -> list[dict[str, Any]]:
         words = "28 peers averaged in 5.1 s; all of it arrived"

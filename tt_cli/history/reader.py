@@ -90,10 +90,9 @@ class HistoryReader:
         return self._rows(query.order_by(peers.c.last_seen.desc(), peers.c.peer_id).limit(MOST_ROWS))
 
     def totals(self) -> Row:
-        """{"peers", "users", "devices", "samples", "seconds"} of all time."""
+        """{"peers", "devices", "samples", "seconds"} of all time."""
         query = select(
             func.count(peers.c.peer_id.distinct()).label("peers"),
-            func.count(func.nullif(peers.c.user, "").distinct()).label("users"),
             func.count(func.nullif(peers.c.device, "").distinct()).label("devices"),
             func.coalesce(func.sum(peers.c.samples), 0).label("samples"),
             func.coalesce(func.sum(peers.c.seconds), 0.0).label("seconds"),
