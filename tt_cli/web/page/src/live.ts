@@ -125,7 +125,9 @@ export class Live {
     const wasGone = this.link === "gone";
     this.heardAt = Date.now();
     this.say(isStatic() ? "file" : this.open ? "live" : "asking");
-    if (wasGone || missed) this.on.back();
+    if (!wasGone && !missed) return;
+    this.era = null; // all is asked for anew: not once more when the events are back
+    this.on.back();
   }
 
   private say(link: Link): void {
