@@ -6,8 +6,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -114,11 +113,18 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert taken(cache) == 0
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path, source: Source) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    (tmp_path / f"{'0' * 32}.{ended.pid}.0.part").write_bytes(bytes(2500))
+def test_what_a_killed_process_left_is_removed_whoever_has_its_number_now(tmp_path: Path, source: Source) -> None:
+    def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Received:
+        announced(2500)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
     cache = ShardCache(tmp_path, 3000, said()[1])
+    process = multiprocessing.get_context("fork").Process(target=cache.bring, args=("b", fetch))
+    process.start()
+    process.join()
+    (left,) = tmp_path.glob("*.part")
+    left.rename(tmp_path / f"{left.stem}.{os.getpid()}.part")  # in a container the next process has its number
     cache.bring("a", source.of("a")).close()
     assert taken(cache) == 1000
 

@@ -1,7 +1,7 @@
 """Downloaded shards on the disk: few bytes, oldest use out first, whole and checked, shared by processes.
 
-A shard is one file, KEY.SHA256.shard; what is still coming is KEY.PID.NUMBER.part, at the size it will have. Names and
-sizes are all there is to know, so a process that is killed leaves nothing wrong: a part whose process is gone is
+A shard is one file, KEY.SHA256.shard; what is still coming is KEY.NAME.part, at the size it will have, locked by its
+process. That is all there is to know, so a process that is killed leaves nothing wrong: a part that nobody locks is
 removed by the next one. One lock file keeps two processes from counting at the same time; nobody holds it for longer
 than that. A file that one process reads and another removes stays readable until it is closed.
 """
@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from tt_cli.atomic_write import remove_abandoned
 from tt_cli.data.stream.transfer import Received, ShardProblem
 
 IN_MEMORY = 64 << 20  # bytes of a shard that is not kept and need not touch the disk
@@ -32,7 +32,6 @@ class ShardCache:
 
     def __init__(self, folder: Path, cap: int, note: Callable[[str], None]) -> None:
         self.folder, self.cap, self._note = folder, cap, note
-        self._numbers = itertools.count()
         self._of_use = cap > 0
 
     def find(self, content: str) -> BinaryIO | None:
@@ -87,8 +86,11 @@ class ShardCache:
 
     def _kept(self, key: str, fetch: Fetch) -> BinaryIO:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self.folder / f"{key}.{os.getpid()}.{next(self._numbers)}.part"
-        with part.open("w+b") as file:
+        with self._alone():  # or who counts meanwhile takes it for abandoned
+            descriptor, name = tempfile.mkstemp(".part", f"{key}.", self.folder)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with open(descriptor, "w+b") as file:
+            part = Path(name)
             try:
                 received = fetch(file, lambda size: self._make_room(part, file, size))
                 file.flush()
@@ -108,9 +110,11 @@ class ShardCache:
             files = [entry for entry in sorted(self._files()) if entry[-1] != part]
             total = sum(taken for *_, taken, _ in files)
             for is_shard, _, taken, path in files:
-                if total + size > self.cap if is_shard else not Path("/proc", path.name.split(".")[1]).exists():
+                if not is_shard:
+                    remove_abandoned(path)
+                elif total + size > self.cap:
                     path.unlink(missing_ok=True)
-                    total -= taken
+                total -= 0 if path.exists() else taken
             if total + size > self.cap:  # others are fetching as much
                 raise _TooLarge
             if size:
