@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +46,12 @@ def checked_peers(flags: list[str]) -> list[str]:
 
 
 def peers_here(config: RunConfig) -> list[str]:
-    """Addresses that an auxiliary peer on this machine left in its file; nothing where that is damaged."""
-    return _read(folders.run_folder(config) / "address")
+    """Addresses that an auxiliary peer on this machine wrote down; nothing of one that was killed, or damaged ones."""
+    folder = folders.run_folder(config)
+    with contextlib.suppress(OSError), (folder / "aux-peer.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return []  # nobody holds it any more
+    return _read(folder / "address")
 
 
 def peers_met(folder: Path) -> list[str]:
