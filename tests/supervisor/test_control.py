@@ -212,6 +212,22 @@ def test_it_tries_again_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch)
     with Peer(folder, "step", "die", "die", "die", "obey") as peer:
         peer.wait_for_phase("paused", 2)
         peer.wait_for_phase("training")
+    monkeypatch.setattr(room, "RETRY_SECONDS", (0.05, 3600.0))
+    with Peer(folder, "step", "error", "step", "error", "obey") as peer:
+        peer.wait_for_phase("training")  # with a step between, the second failure is a first one
+
+
+def test_an_aux_peer_that_has_worked_for_a_while_has_not_failed_in_a_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes no steps: of three failures in weeks the third paused it, and each later one for hours."""
+    monkeypatch.setattr(room, "STEADY_SECONDS", 0.0)
+    with Peer(folder, *["serve"] * 5, "obey", kind=AUX) as peer:
+        peer.wait_for_phase("training")
+        assert not peer.phases("paused") and peer.control.status.restarts == 5
+    monkeypatch.setattr(room, "STEADY_SECONDS", 3600.0)
+    with Peer(folder, *["serve"] * 3, "obey", kind=AUX) as peer:
+        peer.wait_for_phase("paused")
 
 
 def test_a_peer_that_has_worked_and_is_given_no_process_tries_again(

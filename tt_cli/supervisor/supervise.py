@@ -16,6 +16,7 @@ from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Card, Emit, Event, Failure, Finished, Log, Phase, Snapshot, Step
 from tt_cli.supervisor.household.limits import Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
+from tt_cli.supervisor.side_process import STEADY_SECONDS
 from tt_cli.supervisor.worker_process import NotStarted, Worker
 
 LEAVE_SECONDS = 25.0  # a state of gigabytes on a slow disk; who is in a hurry asks once more
@@ -38,9 +39,10 @@ class Failed(TTError):
 def supervise(start: Callable[[], Worker], show: Emit, control: Control) -> None:
     """Run a peer to its end, by one worker after the other, within the limits of `control` and as a person asks.
 
-    A crash (a killed process, a bug) starts a new worker, up to three times without a global step between. Ctrl-C lets
-    it leave; a second one, or LEAVE_SECONDS, ends it. A peer that has worked and cannot go on is paused and tried
-    again later: nobody may be there to see. Raises Failed with one line where another has failed.
+    A crash (a killed process, a bug) starts a new worker, up to three times without a global step between, or a minute
+    of an aux peer's work. Ctrl-C lets it leave; a second one, or LEAVE_SECONDS, ends it. A peer that has worked and
+    cannot go on is paused and tried again later: nobody may be there to see. Raises Failed with one line where another
+    has failed.
     show: gets all its events, on a screen or anywhere else.
     """
     _Supervision(start, show, control).run()
@@ -109,6 +111,7 @@ class _Supervision:
             worker = self._start()
         except NotStarted as error:
             return self._try_later(Failed(str(error), error.exit_code))
+        self._began = time.monotonic()
         self._stepped = self._pausing = self._leaving = self._asked_to_finish = False
         self._held = self._towards = ""
         try:
@@ -160,7 +163,8 @@ class _Supervision:
 
     def _take(self, event: Event) -> None:
         """One event of the worker's, as the whole peer tells it."""
-        if isinstance(event, Step):
+        steady = time.monotonic() > self._began + STEADY_SECONDS
+        if isinstance(event, Step) or (steady and isinstance(event, Snapshot)):  # an aux peer makes no steps
             self._stepped = True
             self._retries = 0
         if isinstance(event, Phase) and event.phase == "training":

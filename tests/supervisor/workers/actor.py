@@ -3,7 +3,7 @@
 act: "tell" (three events, then a normal end), "wait" (until told to leave), "stubborn" (never leaves),
 "chatty" (never leaves, and tells so without a pause), "family" (forks one child, executes another, tells
 their ids, waits), "error", "usage", "broken", "bug", "die" (SIGKILL), "step" (one global step, then SIGKILL),
-"obey" (tells what it is asked for; makes a step to finish).
+"serve" (one look at the swarm, then SIGKILL), "obey" (tells what it is asked for; makes a step to finish).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Saved, Step
+from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Saved, Snapshot, Step
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 
 
@@ -57,6 +57,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         raise RuntimeError("two plus two")
     elif act == "step":
         emit(Step(1, 2.5, 0.1, 3.0, "ab"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif act == "serve":
+        emit(Snapshot({}))
         os.kill(os.getpid(), signal.SIGKILL)
     elif act == "die":
         os.kill(os.getpid(), signal.SIGKILL)
