@@ -134,6 +134,7 @@ def test_a_paused_peer_has_no_worker_and_goes_on_with_a_new_one(folder: Path) ->
         seen = look_at(Slot(folder, "peer"))
         assert seen is not None and seen.running and seen.status.state == "paused" and seen.status.paused
         assert peer.ask("pause", seconds=3600).startswith("stays paused until ")
+        assert peer.wait_for_phase("paused", 2).until is not None
         assert peer.ask("resume") == "starts again"
         peer.wait_for_phase("training", 2)
         assert peer.ask("resume") == "was not paused"
@@ -215,6 +216,11 @@ def test_it_tries_again_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(room, "RETRY_SECONDS", (0.05, 3600.0))
     with Peer(folder, "step", "error", "step", "error", "obey") as peer:
         peer.wait_for_phase("training")  # with a step between, the second failure is a first one
+    limit = Told(Verdict("pause", "until 23:00"))
+    with Peer(folder, "error", "obey", limit=limit) as peer:
+        peer.wait_for_phase("paused")
+        limit.verdict = peer.limits.verdict = GO_ON
+        peer.wait_for_phase("training")  # nobody may be there who saw that it could not start
 
 
 def test_an_aux_peer_that_has_worked_for_a_while_has_not_failed_in_a_row(

@@ -18,7 +18,7 @@ from tt_cli.supervisor.events import Event, Finished, Log, Phase
 from tt_cli.supervisor.household.limits import HouseholdLimits
 from tt_cli.supervisor.peer_state import PeerState, read_status
 from tt_cli.supervisor.slot import TRAINER, claim_slot
-from tt_cli.supervisor.supervise import Failed, supervise
+from tt_cli.supervisor.supervise import Failed, signals_raised, supervise
 from tt_cli.supervisor.worker_process import Worker
 
 
@@ -83,8 +83,9 @@ def test_a_global_step_between_crashes_starts_the_count_anew(tmp_path: Path) -> 
     assert counts == ["1 of 2)", "2 of 2)", "1 of 2)", "2 of 2)"]
 
 
-def test_ctrl_c_lets_it_leave(tmp_path: Path) -> None:
-    acts = Acts(tmp_path, "wait")
+@pytest.mark.parametrize("act", ["wait", "late"])  # what it does after that is not shown
+def test_ctrl_c_lets_it_leave(act: str, tmp_path: Path) -> None:
+    acts = Acts(tmp_path, act)
     screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
     keep(acts, screen)
     assert [event.kind for event in screen.events] == ["phase", "phase", "finished"]
@@ -110,6 +111,29 @@ def test_it_leaves_cleanly_where_nobody_reads_any_more(tmp_path: Path) -> None:
     assert [event.kind for event in told] == ["phase"], "what cannot be read is not told"
     assert (status.state, status.reason) == ("ended", "left")
     assert acts.workers[0].wait(WAIT) == 0
+
+
+def test_it_goes_on_without_its_terminal(tmp_path: Path) -> None:
+    """As after `disown`, or under nohup."""
+
+    def show(event: Event) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    status = PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=600)
+    with Control(claim_slot(tmp_path, TRAINER), status, HouseholdLimits(), by_hand=True) as control:
+        supervise(Acts(tmp_path, "tell"), show, control)
+    assert (status.state, status.reason, status.step) == ("ended", "", 1), "it was not asked to leave"
+
+
+def test_signals_mean_leave_unless_they_are_ignored() -> None:
+    usual, before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"), signals_raised():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == (usual, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_that_ends_the_reader_too(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A worker that acts as its options say: `python -m workers.actor`. It loads nothing heavy.
 
-act: "tell" (three events, then a normal end), "wait" (until told to leave), "stubborn" (never leaves),
+act: "tell" (three events, then a normal end), "wait" (until told to leave), "late" (the same, and trains on for a
+moment), "stubborn" (never leaves),
 "chatty" (never leaves, and tells so without a pause), "family" (forks one child, executes another, tells
 their ids, waits), "error", "usage", "broken", "bug", "die" (SIGKILL), "step" (one global step, then SIGKILL),
 "serve" (one look at the swarm, then SIGKILL), "obey" (tells what it is asked for; makes a step to finish).
@@ -27,9 +28,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     if act == "tell":
         for event in (Phase("starting"), Log("second\nline, ß and \u2028"), Step(1, 2.5, 0.1, 3.0, "ab")):
             emit(event)
-    elif act == "wait":
+    elif act in ("wait", "late"):
         emit(Phase("training"))
         orders.leave.wait()
+        if act == "late":
+            emit(Phase("training", "a round has ended meanwhile"))
         emit(Finished("left"))
     elif act == "obey":
         obey(emit, orders)
