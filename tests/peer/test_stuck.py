@@ -19,7 +19,7 @@ from tt_cli.peer.health.restart_marker import may_restart
 from tt_cli.peer.health.watchdog import LEAST_USUAL, ObservedEmit, ProgressWatchdog, usual_step
 from tt_cli.run import load_run
 from tt_cli.run.initial_peers import MET, peers_met
-from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
+from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Synchronised, Trouble
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.network.connectivity import DEAD_AFTER, Connectivity
 from tt_cli.swarm.network.reachability import Astray
@@ -238,7 +238,15 @@ def test_what_was_heard_tells_what_is_usual_and_what_grows() -> None:
     assert heard.state.failed_rounds == 2
     heard(Round(6, "committed", "step 6 made with ben", [], 1.0, 1, {}))
     assert heard.state.failed_rounds == 0
-    assert len(told) == 12, "everything was passed on"
+    heard(Round(7, "failed", "round repeated: ben did not come", [], 0.0, 1, {}))
+    clock.now += 5
+    heard(Synchronised(7, "ben", "bb", 1.0, 10))
+    assert (heard.state.failed_rounds, heard.state.samples_grew_at) == (0, 115.0)
+    clock.now += 5
+    heard(Step(8, 1.0, 1e-3, 1.0, "cc"))
+    heard.state.enter("syncing", "", clock.now)
+    assert heard.state.samples_grew_at == heard.state.download_grew_at == 120.0, "all begins anew"
+    assert len(told) == 15, "everything was passed on"
     fresh = ObservedEmit(told.append, clock)
     assert usual_step(fresh.state) == math.inf, "nobody knows yet"
     fresh.state.enter("training", "", clock.now)

@@ -27,6 +27,7 @@ from tt_cli.supervisor.worker_process import MOST_LOG, Worker
 
 
 def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}
     worker = start_actor("tell", tmp_path)
     phase, log, step = all_events(worker)
     assert isinstance(phase, Phase) and phase.phase == "starting"
@@ -35,6 +36,9 @@ def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> No
     assert worker.wait(WAIT) == 0
     assert worker.ended and worker.failure is None
     assert list(worker.events(timeout=0.0)) == []
+    for thread in {*threading.enumerate()} - before:
+        thread.join(WAIT)
+        assert not thread.is_alive(), "a peer has many workers, one after the other"
 
 
 def test_what_it_prints_goes_into_its_log_which_only_its_owner_reads(tmp_path: Path) -> None:

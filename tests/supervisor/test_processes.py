@@ -1,4 +1,4 @@
-"""Memory that processes share after a fork."""
+"""Memory that processes share after a fork, and the end of one with another."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ print(os.read(reader, 100).decode(), "MiB")
 def test_a_collection_of_garbage_in_a_child_copies_no_objects(how: str, copied: bool) -> None:
     done = subprocess.run([sys.executable, "-c", COPIED, how], capture_output=True, text=True, check=True)
     assert (int(done.stdout.split()[0]) > 20) == copied, done.stdout
+
+
+def test_one_that_begins_after_the_end_of_whom_it_ends_with_ends() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    program = "import sys; from tt_cli.supervisor.processes import end_with; end_with(int(sys.argv[1]))"
+    assert subprocess.run([sys.executable, "-c", program, str(ended.pid)], check=False).returncode == 1
