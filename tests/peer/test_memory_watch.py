@@ -98,6 +98,12 @@ def test_near_the_limit_fewer_examples_are_computed_at_a_time(tmp_path: Path) ->
     assert home.logs[0].endswith("going on with 4 examples at a time")
     home.after(1.5)
     assert home.batches.now == 4
+    home.family = int(1.95 * GIB)
+    home.watch.look()
+    home.family = int(1.5 * GIB)  # with fewer at a time
+    for _ in range(2):
+        home.watch.relieve(home.batches)
+    assert home.batches.now == 2, "once for a look"
 
 
 def test_a_peer_that_is_held_computes_as_many_at_a_time_afterwards(tmp_path: Path) -> None:

@@ -190,12 +190,18 @@ def test_a_ladder_is_climbed_and_its_last_rung_repeated_less_and_less_often() ->
 
 def test_another_cause_begins_its_own_ladder_and_one_that_comes_and_goes_is_not_told_each_time() -> None:
     treatment = Treatment()
-    one, other = Diagnosis("a", "a", (Remedy.REJOIN,)), Diagnosis("b", "b", (Remedy.REMATCH,))
+    one, other = Diagnosis("a", "a", (Remedy.REJOIN,)), Diagnosis("b", "b", (Remedy.REMATCH, Remedy.RESTART))
     assert treatment.next(one, 0.0) == Remedy.REJOIN
     assert treatment.next(other, 1.0) == Remedy.REMATCH
     assert treatment.next(None, 2.0) is None and treatment.cause is None
     assert treatment.next(one, 3.0) is None
     assert treatment.next(one, 14.0) == Remedy.REJOIN
+    assert [treatment.next(other, now) for now in (15.0, 25.0)] == [Remedy.REMATCH, Remedy.RESTART]
+
+
+def test_what_keeps_nobody_from_going_on_is_told_less_often() -> None:
+    treatment, found = Treatment(), Diagnosis("alone", "alone", stuck=False, pause=10.0)
+    assert [now for now in range(31) if treatment.next(found, float(now))] == [0, 30]
 
 
 def test_restarts_lie_apart_whatever_the_clock_and_the_disk_did(tmp_path: Path) -> None:
@@ -376,7 +382,7 @@ def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) 
 def test_who_is_back_at_an_earlier_step_before_the_others_has_not_lost_them(watched: Any, era: int) -> None:
     watched.look()
     watched.swarm.board.view, watched.swarm.board.era = SwarmState.of([record("a", era=era)]), era
-    for _ in range(20):
+    for _ in range(60):
         watched.look()
         watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
     assert [event.what for event in watched.told if isinstance(event, Trouble)] == ([] if era else ["alone"])
@@ -391,6 +397,16 @@ def test_an_assistant_without_trainers_is_not_in_trouble(watched: Any) -> None:
         watched.look()
         watched.heard(Phase("waiting", "for trainers"))
     assert not [event for event in watched.told if isinstance(event, Trouble)]
+
+
+def test_a_state_that_stands_still_does_so_until_something_comes(watched: Any) -> None:
+    """Meanwhile this peer is shown to wait, which is not what it does."""
+    watched.swarm.round_log.phase("syncing", "taking over step 6")
+    watched.look()
+    for _ in range(2):
+        watched.look(91.0)
+    assert [event.what for event in watched.told if isinstance(event, Trouble)] == ["state download"] * 2
+    assert not [event for event in watched.told if isinstance(event, Log)], "it does not go on"
 
 
 def test_rounds_that_fail_are_sought_anew(watched: Any) -> None:
@@ -408,7 +424,13 @@ def test_a_device_that_hangs_ends_the_process_once_in_a_while(watched: Any, monk
     monkeypatch.setattr(room.os, "_exit", ended.append)
     batches = watched.watch.over(iter([1, 2]))
     next(batches)
-    watched.watch._batches.append(2.0)
+    watched.clock.now += 2.0
+    next(batches)
+    assert [*watched.watch._batches] == [2.0]
+    watched.watch._orders.leave.set()
+    watched.watch._end("a person was faster")
+    assert not ended
+    watched.watch._orders.leave.clear()
     watched.look(301.0)
     assert ended == [WorkerBroken.exit_code]
     with pytest.raises(WorkerBroken, match="no micro-batch has ended for 5 min"):
