@@ -417,6 +417,22 @@ def test_nobody_and_somebody_silent_are_told_apart(folder: Path, monkeypatch: py
     assert not path.exists()
 
 
+def test_the_status_is_written_where_it_matters_and_now_and_then_else(folder: Path) -> None:
+    status, slot = PeerState(run="emoji", identity="emoji-1a2b3c4d"), claim_slot(folder, TRAINER)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Control(slot, status, HouseholdLimits(), by_hand=True) as control,
+    ):
+        begun = slot.status.stat().st_ino
+        control.apply(Log("of which there may be many"))
+        assert slot.status.stat().st_ino == begun
+        control.apply(Phase("training", "towards step 1"))
+        assert slot.status.stat().st_ino != begun
+        raise KeyboardInterrupt("SIGTERM")
+    known = read_status(slot.status)
+    assert known is not None and (known.state, known.reason) == ("ended", "left: SIGTERM")
+
+
 def test_a_killed_supervisor_leaves_what_was_last_known(folder: Path) -> None:
     boss = start_boss("obey", folder)
     try:

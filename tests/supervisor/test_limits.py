@@ -43,6 +43,17 @@ def test_hours_pause_and_say_until_when() -> None:
     assert limit.look(NOON + 12 * 3600).action == "go on"
 
 
+def test_hours_follow_the_machine_into_another_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, noon = HoursLimit(Hours.parse("23:00-07:00"), Origin("hours", "23:00-07:00", "--hours")), 1767614400.0
+    actions = []
+    for zone in ("UTC0", "NZST-12"):
+        monkeypatch.setenv("TZ", zone)
+        actions.append(limit.look(noon).action)
+    monkeypatch.undo()
+    time.tzset()
+    assert actions == ["pause", "go on"]
+
+
 def test_a_hot_gpu_holds_until_it_is_five_degrees_cooler() -> None:
     reading = Reading(70.0)
     limit = TemperatureLimit(80.0, reading.sensor, Origin("max_gpu_temp", "80", "~/.config/tt/config.toml"))
