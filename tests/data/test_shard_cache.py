@@ -7,6 +7,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -162,6 +163,21 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, source: Source) ->
     words, tell = said()
     assert read(ShardCache(tmp_path / "file" / "shards", 10_000, tell).bring("a", source.of("a"))) == b"a" * 1000
     assert "Not a directory" in words[0]
+
+
+def test_shards_on_a_disk_that_can_only_be_read_are_read(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    words, tell = said()
+    cache = ShardCache(tmp_path, 10_000, tell)
+    cache.bring("a", source.of("a")).close()
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert [read(cache.bring(name, source.of(name)))[:1] for name in "aab"] == [b"a", b"a", b"b"]
+    assert source.asked == ["a", "b"] and len(words) == 1 and "Read-only file system" in words[0]
 
 
 def most_taken(folder: Path, stride: int) -> int:

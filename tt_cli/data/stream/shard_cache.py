@@ -40,8 +40,9 @@ class ShardCache:
             for path in self.folder.glob(f"{_key(content)}.*.shard"):
                 file = path.open("rb")
                 if hashlib.file_digest(file, "sha256").hexdigest() == path.name.split(".")[1]:
-                    os.utime(path)
                     file.seek(0)
+                    with suppress(OSError):  # of a disk that can only be read
+                        os.utime(path)
                     return file
                 file.close()
                 path.unlink(missing_ok=True)
