@@ -188,6 +188,13 @@ def test_a_worker_started_again_is_not_one_long_step() -> None:
     assert list(view.step_seconds) == [5.0]
 
 
+def test_a_clock_that_is_set_back_is_no_step_of_less_than_nothing() -> None:
+    view = applied([stepped(5000.0, 1), stepped(5004.0, 2), stepped(1408.0, 3)])
+    assert (view.step_took, list(view.step_seconds)) == (None, [4.0])
+    view.apply(stepped(1413.0, 4))
+    assert list(view.step_seconds) == [4.0, 5.0]
+
+
 def test_a_run_that_was_taken_back_shows_the_loss_of_the_steps_made_since() -> None:
     """Else a screen would tell the loss of before the organiser's order until that step is made again, days later."""
     view = applied([*(stepped(float(at), at, 9.0 / at) for at in range(1, 8)), stepped(9.0, 4, 2.0)])

@@ -240,7 +240,7 @@ class PeerState(BaseModel):
             self._say(now, event.words)
 
     def _step(self, event: events.Step, now: float) -> None:
-        self.step_took = None if self.began_step_at is None else now - self.began_step_at
+        self.step_took = None if self.began_step_at is None or now < self.began_step_at else now - self.began_step_at
         if self.step_took is not None:
             self.step_seconds.append(self.step_took)
         self._begin_step(event.epoch, event.digest, now)
