@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -22,8 +23,11 @@ from tt_cli.errors import TTError
 from tt_cli.supervisor import worker_process as room
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
 from tt_cli.supervisor.local_swarm import LocalSwarm
+from tt_cli.supervisor.processes import children_of
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import MOST_LOG, Worker
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> None:
@@ -183,6 +187,21 @@ def test_all_that_it_started_ends_with_a_worker(killed: bool, tmp_path: Path) ->
     assert watch.left_after(WAIT) == set()
     assert all_events(worker) == []  # the children held the pipe of events open
     assert worker.wait(WAIT) == (-signal.SIGKILL if killed else 0)
+
+
+def test_the_first_process_of_a_container_keeps_none_of_the_dead(tmp_path: Path) -> None:
+    """Without `docker run --init` that is a supervisor: what a killed worker leaves is its child then."""
+    before, prctl = {*threading.enumerate()}, ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        worker = start_actor("family", tmp_path)
+        children = set(family(next(worker.events(timeout=WAIT))).values())
+        os.kill(worker.pid, signal.SIGKILL)
+        for thread in {*threading.enumerate()} - before:
+            thread.join(WAIT)
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+    assert children.isdisjoint(children_of(os.getpid()))
 
 
 def test_the_worker_and_all_that_it_forked_end_with_a_killed_supervisor(tmp_path: Path) -> None:

@@ -152,6 +152,9 @@ class Worker:
         self._reader.join()
         self._events.put(None)
         self._told_all = True
+        with contextlib.suppress(ChildProcessError):  # they are this process's now where it is a container's first
+            while True:
+                os.waitpid(-self._process.pid, 0)
 
     def _watch_log(self) -> None:
         while not self._gone.wait(LOG_SECONDS):
