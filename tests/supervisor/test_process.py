@@ -170,6 +170,13 @@ def test_waiting_has_a_limit_and_so_has_listening(tmp_path: Path) -> None:
     assert worker.wait(WAIT) == -signal.SIGKILL
 
 
+def test_one_that_still_loads_leaves_at_once(tmp_path: Path) -> None:
+    worker = Worker("workers.loading", {}, tmp_path / "log", ENVIRONMENT)
+    worker.leave()
+    assert [event.kind for event in all_events(worker)] == ["finished"]
+    assert worker.wait(WAIT) == 0
+
+
 def family(told: Event) -> dict[str, int]:
     """The children that the act "family" told: {"forked": its process id, "executed": …}."""
     assert isinstance(told, Log)

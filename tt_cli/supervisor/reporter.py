@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tt_cli.errors import TTError
-from tt_cli.supervisor.events import Emit, Event, Failure
+from tt_cli.supervisor.events import Emit, Event, Failure, Finished
 
 PR_SET_PDEATHSIG = 1
 BUG_EXIT_CODE = 70
@@ -141,6 +141,18 @@ def run_worker(main: Callable[[dict[str, Any], Emit, Orders], None]) -> NoReturn
     os._exit(code)  # hivemind's threads and futures may block a normal exit
 
 
+def run_module(name: str) -> NoReturn:
+    """Run the `main` of a module so. It may take long to load: asked to leave meanwhile, the process ends at once."""
+
+    def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+        begin = orders.leave_at_once([lambda: emit(Finished("left"))])
+        module = importlib.import_module(name)
+        begin()
+        module.main(options, emit, orders)
+
+    run_worker(main)
+
+
 def _follow_commands(orders: Orders) -> None:
     # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
     for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115
@@ -150,4 +162,4 @@ def _follow_commands(orders: Orders) -> None:
 
 if __name__ == "__main__":
     # With MODULE DESCRIPTOR OPTIONS. That module meets this one under its own name, which __main__ is not.
-    importlib.import_module("tt_cli.supervisor.reporter").run_worker(importlib.import_module(sys.argv.pop(1)).main)
+    importlib.import_module("tt_cli.supervisor.reporter").run_module(sys.argv.pop(1))
