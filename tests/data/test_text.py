@@ -140,6 +140,15 @@ def test_files_are_documents_each_epoch_in_another_order(tmp_path: Path, kind: s
     assert epochs[0] != epochs[1]
 
 
+def test_a_byte_that_is_no_utf8_ends_no_training_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    for name, content in (("a", b"\xef\xbb\xbfOne caf\xe9\r\nand a half"), ("b", b"Two")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    found = [
+        TOKENIZER.backend.decode(ids[:-1].tolist()) for ids in token_ids(on_files(tmp_path).data, TOKENIZER, "train")
+    ]
+    assert found == ["One caf\ufffd\nand a half", "Two"]
+
+
 def test_another_process_reads_files_and_what_ends_it_changes_their_order(tmp_path: Path) -> None:
     """It loads no torch, begins no order twice, and ends with the stream."""
     write(tmp_path, "jsonl", DOCUMENTS)

@@ -21,7 +21,7 @@ from tt_cli.run.text_parts import TextDataPart
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
     ".jsonl": ("json", {}),
-    ".txt": ("text", {"sample_by": "document"}),
+    ".txt": ("text", {"sample_by": "document", "encoding": "utf-8-sig", "encoding_errors": "replace"}),
 }
 
 
