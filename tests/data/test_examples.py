@@ -39,6 +39,7 @@ FAILS = [
     ({"NSFW": ["UNLIKELY"]}, "wrong_type"),
     ({"original_width": "640"}, "wrong_type"),
     ({"original_width": float("nan")}, "aspect_ratio"),
+    ({"original_height": float("nan")}, "aspect_ratio"),
     ({"caption": " \n"}, "no_caption"),
     ({"caption": "ox"}, "short_caption"),
     ({"NSFW": "UNSURE"}, "nsfw"),

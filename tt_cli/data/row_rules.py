@@ -47,4 +47,4 @@ class RowRules:
         sides = (width or 0, height or 0)
         if not all(isinstance(side, (int, float)) for side in sides):
             return "wrong_type"
-        return None if min(sides) > 0 and max(sides) <= self.max_aspect_ratio * min(sides) else "aspect_ratio"
+        return None if all(0 < side <= self.max_aspect_ratio * min(sides) for side in sides) else "aspect_ratio"
