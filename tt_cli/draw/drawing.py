@@ -116,7 +116,7 @@ def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
 
 def candidate_noise(seed: int, prompt: str, index: int, codes: int) -> np.ndarray:
     """The chance in one candidate: a float64 number in [0, 1) for each of its codes, the same on every machine."""
-    key = hashlib.sha256(repr((seed, prompt, index)).encode()).digest()
+    key = hashlib.sha256(ascii((seed, prompt, index)).encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "big"))).random(codes)
 
 
