@@ -200,6 +200,7 @@ def test_bad_requests() -> None:
     for wrong, words in (
         ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
         ({"temperature": 1e-38}, "temperature is 1e-38; it must be above 0.000001"),
+        ({"temperature": 1e39}, "temperature is 1e[+]39; it must be above 0.000001 and below 1e38"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": -1}, "top-k is -1; it must be 0"),
         ({"top_p": 0.0}, "top-p is 0.0; it must be above 0"),

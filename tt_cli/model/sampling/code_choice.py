@@ -30,8 +30,8 @@ class Sampling:
     temperature_first: bool = False
 
     def __post_init__(self) -> None:
-        if not 1e-6 < self.temperature < float("inf"):  # by which float32 can be divided
-            hint = "it must be above 0.000001 (for the likeliest codes use top-k 1)"
+        if not 1e-6 < self.temperature < 1e38:  # by which float32 can be divided
+            hint = "it must be above 0.000001 and below 1e38 (for the likeliest codes use top-k 1)"
             raise UsageError(f"temperature is {self.temperature}; {hint}")
         if self.top_k < 0:
             raise UsageError(f"top-k is {self.top_k}; it must be 0 (off) or more")
