@@ -22,7 +22,9 @@ import sys, torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 ids = AutoTokenizer.from_pretrained("model")("It is a truth universally acknowledged", return_tensors="pt").input_ids
-logits = AutoModelForCausalLM.from_pretrained("model")(ids).logits.detach()
+model = AutoModelForCausalLM.from_pretrained("model")
+logits = model(ids).logits.detach()
+assert model.generation_config.eos_token_id == model.config.eos_token_id == 0, "or it never stops"
 save_file({"ids": ids, "logits": logits}, "plain.safetensors")
 assert not any(name.startswith("tt_cli") for name in sys.modules)
 """
@@ -31,7 +33,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_si
 
 def checkpoint(folder: Path, run: str) -> tuple[CausalLmTask, Path]:
     config = {} if run == "llama" else GPT2 | {f"{place}_pdrop": 0.0 for place in ("resid", "embd", "attn")}
-    tiny = tiny_words(**config)
+    tiny = tiny_words(**config, eos_token_id=2)
     task = CausalLmTask(tiny)
     parameters = {name: tensor.detach() for name, tensor in task.new_model().named_parameters()}
     return task, save(folder, TrainingState(7, parameters, {}, tiny.to_toml(), tiny.identity), keep=10)

@@ -80,6 +80,8 @@ def to_pretrained(file: Path, out: Path, say: Say) -> dict[str, Any]:
     say(f"Writing {sum(tensor.nbytes for tensor in parameters.values()) / 1e6:.1f} MB")
     whole = task.run.lora is None
     backend, end = task.tokenizer.backend, task.run.tokenizer.document_end
+    if task.run.pretrained is None:  # else its own ends, of answers too; a configuration's default is of no tokenizer
+        model.config.eos_token_id = model.generation_config.eos_token_id = task.tokenizer.end
     with os_errors(f"cannot write {out}"), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
         folder = Path(beside, out.name)  # which takes its place whole
         try:
