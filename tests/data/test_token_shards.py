@@ -19,6 +19,7 @@ from testbed.tiny_words import tiny_words
 
 from tt_cli.data.build import token_shards
 from tt_cli.data.build.dataset_publishing import card, finished_folder, publish
+from tt_cli.data.build.inspection import inspect_tokens
 from tt_cli.data.build.token_shards import tokenize
 from tt_cli.data.codes import ID_COLUMNS
 from tt_cli.data.text.token_reader import TextTokenizer, held_out_ids, token_ids
@@ -101,6 +102,7 @@ def test_ids_of_another_tokenizer_are_one_line(tmp_path: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(content), tmp_path / "train.parquet")
         with pytest.raises(UsageError, match="^the data set mine has ids of another tokenizer than austen$"):
             of_run(on_files(tmp_path, "ids16"))
+        assert inspect_tokens([tmp_path / "train.parquet"], RUN, 1, 0).problems == {"other_tokenizer": 1}
 
 
 def test_a_vocabulary_beyond_16_bits_has_32(text: CausalLmRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def inspect_tokens(files: Sequence[Path], run: CausalLmRun, samples: int, seed: 
         result.column = result.column or column
         content, dtype = row.get(column) or b"", ID_COLUMNS.get(column, np.dtype("<u2"))
         ids = np.frombuffer(content if len(content) % dtype.itemsize == 0 else b"", dtype)
-        if not len(ids) or ids.max() >= tokenizer.size:
+        if not len(ids) or ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
             result.problems["other_tokenizer" if len(ids) else "no_ids"] += 1
             continue
         result.used += np.bincount(ids, minlength=tokenizer.size)
