@@ -317,6 +317,14 @@ def test_a_folder_of_both_splits_says_nothing_of_the_shards_in_it() -> None:
     assert of_split(names, "train", "here") == [names[2], names[0]] and of_split(names, "test", "here") == [names[1]]
 
 
+def test_what_names_no_split_is_trained_on_beside_what_is_held_out() -> None:
+    books = ["emma.txt", "persuasion.txt"]
+    assert of_split([*books, "validation.txt"], "train", "here") == books
+    assert of_split([*books, "train.txt"], "train", "here") == ["train.txt"]
+    with pytest.raises(UsageError, match="has no split 'test'; it has validation and train"):
+        of_split([*books, "validation.txt"], "test", "here")
+
+
 def test_empty_shards_are_no_data(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet

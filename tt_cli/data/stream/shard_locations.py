@@ -51,26 +51,25 @@ class NoSplit(UsageError):
 
 
 def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
-    """The names that belong to a split, sorted: those that say so or, for "train", all where none names a split.
+    """The names that belong to a split, sorted: those that say so or, for "train" where none does, that name no split.
 
     Raises UsageError without any.
     """
     names = sorted(set(names))
+    if not names:
+        raise UsageError(f"cannot read the data set {where}: it has no shards (.parquet, .tar or .jsonl.br files)")
     named: dict[str, list[str]] = {}
     for name in names:
         each = [[word for word in re.split(r"[^a-z]+", part) if word in SPLITS] for part in name.lower().split("/")]
         # a folder such as train-test-split names none where what lies in it does
         told = [words for words in each[:-1] if not {"train"} < {*words}] + each[-1:]
-        if words := sum(told, []) or sum(each, []):
-            word = next((word for word in words if word != "train"), "train")  # of both it is held out
-            named.setdefault(SAME.get(word, word), []).append(name)
-    split = SAME.get(split, split)
-    if not names:
-        raise UsageError(f"cannot read the data set {where}: it has no shards (.parquet, .tar or .jsonl.br files)")
-    if not named and split == "train":
-        return names
-    if split not in named:
-        raise NoSplit(f"the data set {where} has no split '{split}'; it has {' and '.join(named) or 'train'}")
+        words = sum(told, []) or sum(each, []) or [""]
+        word = next((word for word in words if word != "train"), "train")  # of both it is held out
+        named.setdefault(SAME.get(word, word), []).append(name)
+    if rest := named.pop("", []):
+        named.setdefault("train", rest)
+    if (split := SAME.get(split, split)) not in named:
+        raise NoSplit(f"the data set {where} has no split '{split}'; it has {' and '.join(named)}")
     return named[split]
 
 
