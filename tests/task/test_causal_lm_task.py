@@ -143,6 +143,15 @@ def test_tt_check_makes_a_step_of_it(tmp_path: Path) -> None:
     assert 'austen gave "' in checks[1].words
 
 
+def test_however_wrong_a_model_is_its_figures_are_finite() -> None:
+    """For a batch with one that is not is left out: such a model would never learn."""
+    task = task_of(RUN)
+    model = task.new_model().requires_grad_(False)
+    model.get_parameter("model.embed_tokens.weight").mul_(1e4)
+    loss, figures = task.losses(model, next(task.examples(0).batches(2)))
+    assert 100 < loss < math.inf and 1e38 < figures["perplexity"] < math.inf
+
+
 def test_weights_that_training_made_fill_the_model_again() -> None:
     task = task_of(RUN)
     parameters = {name: tensor.detach().clone() for name, tensor in task.new_model().named_parameters()}

@@ -90,7 +90,7 @@ class CausalLmTask(Task["nn.Module"]):
             itemsize = 2 if torch.is_autocast_enabled(ids.device.type) else 4
             checkpoint_layers(model, self._activations(itemsize, len(ids), self._budget)[1])
         loss = next_token_loss(model, ids)
-        return loss, {"perplexity": loss.detach().exp()}
+        return loss, {"perplexity": loss.detach().clamp_max(88).exp()}  # finite, or the batch would be left out
 
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         shapes, frozen = _weights(self._parts, itemsize)
