@@ -56,7 +56,7 @@ def activations(config: DalleConfig, b: int, itemsize: int, budget: int, kind: s
 def _padded_length(config: DalleConfig) -> int:
     """Positions as attention pads a whole example."""
     n, text = config.sequence_length, config.text_positions
-    return n if n <= _DENSE_POSITIONS or n <= text else n + (text - n) % config.image_size
+    return n if n <= _DENSE_POSITIONS else n + (text - n) % config.image_size
 
 
 class _Moment:

@@ -52,9 +52,7 @@ class AttentionPattern:
 
     def padded_length(self, n: int) -> int:
         """Length to which ``attend`` wants n positions padded: whole image rows on the structured path."""
-        if n <= DENSE_POSITIONS or n <= self.text_positions:
-            return n
-        return n + (self.text_positions - n) % self.image_size
+        return n if n <= DENSE_POSITIONS else n + (self.text_positions - n) % self.image_size
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor:
         """Softmax attention of n positions.
