@@ -86,7 +86,7 @@ class Trunk:
             x1_is_needed = i > 0 and self._kept[i - 1].x1 is None
             out = f.branch.backward(y2, f.weights, (grad1, grad2), f.into, kept.f, want_output=x1_is_needed)
             if out is not None:
-                y1 = _added(y1, out, f.weights[2], sign=-1, in_place=kept.x1 is None)
+                y1 = _added(y1, out, f.weights[2], sign=-1)
         return grad1 + grad2
 
 
