@@ -38,6 +38,7 @@ def test_top_p_keeps_the_token_that_crosses() -> None:
     assert kept(filter_top_p(LOGITS, 0.99)) == [[0, 1, 2, 3]]
     assert torch.equal(filter_top_p(LOGITS, 1.0), LOGITS)
     assert kept(filter_top_p(LOGITS, 1e-9)) == [[1]]
+    assert kept(filter_top_p(torch.zeros(1, 4), 0.5)) == [[0, 1, 2]], "above it, not up to it"
 
 
 def test_top_p_leaves_kept_logits_alone() -> None:

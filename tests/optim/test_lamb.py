@@ -132,6 +132,13 @@ def test_the_largest_finite_gradients_are_clipped_not_refused() -> None:
     assert bool(torch.isfinite(parameters["weight"]).all())
 
 
+def test_a_tiny_update_of_large_parameters_is_no_nan() -> None:
+    """The trust ratio is 1e40, and all elements of the update but one are zeros."""
+    parameters = {"bias": torch.full((4,), 1e4)}
+    Lamb8bit(parameters, Settings()).step({"bias": torch.tensor([1e-41, 0.0, 0.0, 0.0])}, 1.0)
+    assert parameters["bias"].tolist()[1:] == [1e4] * 3 and math.isfinite(parameters["bias"][0])
+
+
 @pytest.mark.parametrize("block_size", [100, 3 * 64, 2 * CHUNK])
 def test_refuses_blocks_that_do_not_fit_into_its_chunks(block_size: int) -> None:
     with pytest.raises(UsageError, match=f"block_size = {block_size}: must be a power of two"):
@@ -203,6 +210,7 @@ def test_a_restored_optimizer_goes_on_with_the_same_bytes() -> None:
         ),
         (lambda state: state["m.absmax/large.weight"].fill_(math.nan), "m.absmax/large.weight is not finite"),
         (lambda state: state["v/scale"].fill_(-1e-9), "v/scale has negative"),
+        (lambda state: state["m.absmax/large.weight"].fill_(-1e-9), "m.absmax/large.weight has negative"),
     ],
 )
 def test_refuses_a_state_that_does_not_fit_and_keeps_its_own(
