@@ -83,8 +83,6 @@ class ColumnRows(Sequence[Row]):
         if len(names) != 1 or not pyarrow.types.is_binary(self._column(names[0]).type):
             return None
         column, width = self._column(names[0]), column_bytes(names[0], rules.codes, rules.codebook_size)
-        if column.null_count:
-            return None
         _, ends, values = column.buffers()
         offsets = np.frombuffer(ends, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
         if not len(column) or not (np.diff(offsets) == width).all():
