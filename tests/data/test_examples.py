@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 from data.rows import code, row, run_on
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tt_cli.data.codes import to_column
@@ -139,6 +139,7 @@ MOSTLY_GOOD = st.one_of(st.just(row(caption="a cat")), ROWS)
     st.booleans(),
     st.integers(0, 3),
 )
+@example([row(caption=" \t ")], set(), False, 0)
 @settings(deadline=None)
 def test_columns_are_sifted_as_rows_are(
     rows: list[dict[str, Any]], without: set[str], packed: bool, start: int

@@ -83,8 +83,8 @@ def test_special_tokens_are_not_added(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_larger_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = hub_run(monkeypatch, builtin.checked_file("emoji", "tokenizer.json"))
-    with pytest.raises(UsageError, match="vocab_size is 1000, but the tokenizer has ids up to 1023; set it to 1024"):
-        load_tokenizer(run.replaced({"tokenizer.vocab_size": 1000}))
+    with pytest.raises(UsageError, match="vocab_size is 1023, but the tokenizer has ids up to 1023; set it to 1024"):
+        load_tokenizer(run.replaced({"tokenizer.vocab_size": 1023}))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 1}'])

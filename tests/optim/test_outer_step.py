@@ -51,5 +51,6 @@ def test_its_state_is_empty_and_unlike_that_of_lamb() -> None:
     outer = OuterStep(tensors(0), SETTINGS)
     outer.load_state_dict(outer.state_dict())
     assert sum(tensor.nbytes for tensor in outer.state_dict().values()) == 0
-    with pytest.raises(TTError, match="moments"):
-        outer.load_state_dict({"m/b.bias": torch.zeros(333)})
+    for other in ({"m/b.bias": torch.zeros(333)}, {"outer": torch.zeros(1)}):
+        with pytest.raises(TTError, match="moments"):
+            outer.load_state_dict(other)
