@@ -10,7 +10,7 @@ import ssl
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,12 @@ def test_plain_indexes_will_do(server: ShardServer, tmp_path: Path, name: str, t
 def test_a_shard_that_was_begun_and_does_not_come_is_gone_on_with_later(server: ShardServer, tmp_path: Path) -> None:
     peer = Peer(server, tmp_path / "shards", cache_mb=0, shuffle_buffer=1)
     *blocks, last = islice(peer.reader().blocks(), 26)
-    server.faults[f"train%20{last.state['position']['shard']}"] = [(503, {})]
+    faults = server.faults[f"train%20{last.state['position']['shard']}"] = [(503, {})]
     seen = Counter(caption for block in blocks for caption in block.captions)
     assert seen + peer.epoch(peer.reader(last.state)) == EVERYTHING and len(peer.words) == 1
+    faults += 3 * [(503, {})]  # it is left out then, and whole in the next epoch
+    next_epoch = takewhile(lambda block: block.epoch < 2, peer.reader(last.state).blocks())
+    assert Counter(caption for block in next_epoch if block.epoch for caption in block.captions) == EVERYTHING
 
 
 def test_a_connection_that_is_cut_goes_on_where_it_was(peer: Peer, server: ShardServer) -> None:

@@ -45,7 +45,7 @@ def documents(*sizes: int) -> list[np.ndarray]:
 
 
 def test_examples_go_on_over_documents_and_share_their_borders() -> None:
-    examples = list(cut(iter(documents(3, 9, 1, 5)), 4))
+    examples = list(cut(iter(documents(3, 9, 1, 4)), 4))
     assert [example.tolist() for example in examples] == [[*range(first, first + 5)] for first in (0, 4, 8, 12)]
 
 
