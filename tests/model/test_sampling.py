@@ -93,6 +93,8 @@ def test_pick_takes_the_first_sum_above_the_number() -> None:
     noise = [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (below_one, 4)]
     for number, expected in noise:
         assert pick(probabilities, torch.tensor([number], dtype=torch.float64)).tolist() == [expected], number
+    nothing = torch.full((1, 6), math.nan)
+    assert pick(nothing, torch.tensor([0.5], dtype=torch.float64)).tolist() == [5], "an id that there is"
 
 
 @pytest.mark.parametrize("size", [7, 8192])
