@@ -18,7 +18,7 @@ from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.cli.main import main
 from tt_cli.data.text.token_reader import TextTokenizer
 from tt_cli.draw.weights_source import find_checkpoint
-from tt_cli.draw.writing import Writer
+from tt_cli.draw.writing import Writer, _Pieces
 from tt_cli.errors import UsageError
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import folders
@@ -54,6 +54,14 @@ def test_text_comes_in_pieces_and_a_seed_repeats_it() -> None:
     assert own.write(PROMPT, Sampling(), 4, None, lambda piece: None)[0] != text
     assert own.write(PROMPT, Sampling(), 3, 5, lambda piece: None)[1] <= 5
     assert own.write(PROMPT, Sampling(), 3 + 2**64, None, lambda piece: None) == (text, tokens)
+
+
+def test_half_a_letter_waits_for_its_other_half() -> None:
+    pieces, tokenizer = list[str](), task_of(RUN).tokenizer
+    taker = _Pieces(tokenizer, pieces.append)
+    for ids in (tokenizer.document("d")[:-1], *tokenizer.document("éj")[:-1, None]):
+        taker.put(torch.from_numpy(ids))
+    assert pieces == ["é", "j"]
 
 
 def test_words_of_a_tokenizer_whose_decoder_drops_the_first_space_are_apart_from_the_prompt() -> None:
