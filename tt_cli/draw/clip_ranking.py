@@ -76,7 +76,7 @@ def keep_best(clip: Clip, drawings: Sequence[Drawing], keep: int | None = None, 
             chunk = together[start : start + batch]
             cosines = clip.similarity(prompt, np.stack([drawing.picture for drawing in chunk]))
             ranked += zip(cosines.tolist(), chunk, strict=True)
-        best = sorted(ranked, key=lambda candidate: (-candidate[0], candidate[1].index))[:keep]
+        best = sorted(ranked, key=lambda candidate: -candidate[0])[:keep]
         kept += [replace(drawing, similarity=cosine) for cosine, drawing in best]
     return kept
 
