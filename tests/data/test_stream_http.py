@@ -108,6 +108,9 @@ def test_a_shard_that_was_begun_and_does_not_come_is_gone_on_with_later(server: 
     faults = server.faults[f"train%20{last.state['position']['shard']}"] = [(503, {})]
     seen = Counter(caption for block in blocks for caption in block.captions)
     assert seen + peer.epoch(peer.reader(last.state)) == EVERYTHING and len(peer.words) == 1
+    faults.append((503, {}))
+    rest = peer.epoch(peer.reader(last.state_after(1)))
+    assert seen + rest == EVERYTHING, "the block is another one: none of it was taken"
     faults += 3 * [(503, {})]  # it is left out then, and whole in the next epoch
     next_epoch = takewhile(lambda block: block.epoch < 2, peer.reader(last.state).blocks())
     assert Counter(caption for block in next_epoch if block.epoch for caption in block.captions) == EVERYTHING

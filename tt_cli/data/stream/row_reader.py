@@ -140,7 +140,7 @@ class RowReader:
 
     def blocks(self) -> Iterator[Block]:
         """Blocks without end, from where the plan's state says. Raises TTError when nothing can be used."""
-        at, taken = replace(self._start, taken=0), self._start.taken
+        at, self._taken = replace(self._start, taken=0), self._start.taken
         held: list[_Piece] = []
         for piece in self._pieces(self._start):
             rest, unfinished = piece, True
@@ -150,9 +150,9 @@ class RowReader:
                 held.append(part)
                 if len(part.rows) < room and not piece.last:
                     break
-                yield self._block(held, at, taken)
+                yield self._block(held, at)
                 self.source.may_look_ahead = True  # the first block has the line for itself
-                at, held, taken = replace(part.after, block=at.block + 1), [], 0
+                at, held, self._taken = replace(part.after, block=at.block + 1), [], 0
                 unfinished = len(rest.rows) > 0
 
     def close(self) -> None:
@@ -161,13 +161,13 @@ class RowReader:
 
     # ------------------------------------------------------------ rows
 
-    def _block(self, held: list[_Piece], at: Position, taken: int) -> Block:
+    def _block(self, held: list[_Piece], at: Position) -> Block:
         captions = [caption for piece in held for caption in piece.captions]
         codes = np.concatenate([piece.codes for piece in held])
-        order = drawn_order(len(captions), self.seed, at.epoch, at.block)[taken:]
+        order = drawn_order(len(captions), self.seed, at.epoch, at.block)[self._taken :]
         problems = self.filter.counts.problems()
         counts, self._reported = dict(problems - self._reported), problems
-        position = asdict(replace(at, taken=taken))
+        position = asdict(replace(at, taken=self._taken))
         state = {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position}
         return Block([captions[i] for i in order], codes[order], state, counts)
 
@@ -194,6 +194,8 @@ class RowReader:
                     self._problem = f"{self.shards[shard].name}: {problem}"
                     raise self._nothing() from problem
                 self._skip[shard] = skip
+                if not problem.lasting:  # the block comes to others, of which nobody had any yet
+                    self._taken = 0
                 again = not (problem.lasting and self.source.local) and walk.put_off(shard)
                 self._failed(problem, self.shards[shard].name, again)
             yield self._empty(walk.at)
