@@ -230,7 +230,17 @@ def test_letters_that_the_encoding_lacks_are_no_error(settings: dict[str, str]) 
     assert (answer.returncode, answer.stderr) == (0, "") and "??????" in answer.stdout
 
 
-def test_output_that_nobody_wants_is_no_error() -> None:
-    command = [sys.executable, "-m", "tt_cli.cli.main", "--version"]
-    answer = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
-    assert (answer.returncode, answer.stderr) == (0, "")
+@pytest.mark.parametrize(
+    ("closed", "words", "code", "said"),
+    [
+        (">&-", "--version", 0, ""),
+        (">&-", "init my-run", 2, "tt: there is no terminal to ask on: give --task (default dalle)"),
+        ("<&-", "infer -", 2, 'tt: no prompt; say what to draw, such as tt infer "a red apple"\n'),
+        ("2>&-", "nosuch", 2, ""),
+    ],
+)
+def test_a_closed_input_or_output_is_no_error(closed: str, words: str, code: int, said: str) -> None:
+    """None of them is the next file that is opened: what is printed would be in it."""
+    command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "tt_cli.cli.main", *words.split()]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (code, "") and answer.stderr.startswith(said)

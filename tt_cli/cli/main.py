@@ -88,6 +88,9 @@ class LazyGroup(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *unused: Any, **settings: Any) -> NoReturn:
         """Run `tt` with `args` (default: those of the process) and end with its exit code, by SystemExit."""
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            if getattr(sys, name) is None:  # closed: the next file would have its number, and all that is printed there
+                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
         words = list(sys.argv[1:] if args is None else args)
         flags_end = words.index("--") if "--" in words else len(words)
         debug = "--debug" in words[:flags_end]
