@@ -115,8 +115,9 @@ def tokenize(
     from tt_cli.data.build.token_shards import tokenize as tokenize_run
     from tt_cli.run import CausalLmRun, load_run
 
+    config = CausalLmRun.of(load_run(run))
     tell = _teller(json, "Tokenising.", "documents are tokenised")
-    done = tokenize_run(CausalLmRun.of(load_run(run)), out, lambda progress: tell("progress", progress))
+    done = tokenize_run(config, out, lambda progress: tell("progress", progress))
     tell("done", done)
 
 

@@ -28,6 +28,7 @@ from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import BUILT_IN, step_in
+from tt_cli.run.run_source import builtin_runs
 from tt_cli.task import task_of
 from tt_cli.task.built_in_weights import built_in
 from tt_cli.task.dalle_task import DalleTask
@@ -159,7 +160,8 @@ def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> We
     folder = folders.checkpoints(run)
     if checkpoint := newest(folder, run.identity, on_message):
         return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
-    train = f"`tt join {run.run.name}{'' if run.peers.initial else ' --new-swarm'}`"
+    name = run.run.name if run.run.name in builtin_runs() else "RUN"
+    train = f"`tt join {name}{'' if run.peers.initial else ' --new-swarm'}`"
     advice = f"a checkpoint of your own takes its place: {train}, or --peer for the swarm's"
     if source := _built_in(run, advice):
         return source
