@@ -116,9 +116,10 @@ def test_a_copied_folder_s_container_is_its_new_owner_s(tmp_path: Path) -> None:
 
 
 def test_the_next_steps_are_commands_of_this_run(tmp_path: Path) -> None:
-    made = make(answers(**CLOSED), tmp_path / "mine")
-    steps = "\n".join(next_steps(made.folder, ""))
-    assert f"TT_HOME={made.folder}/home tt aux-peer {made.folder}/run.toml --port 4000" in steps
+    made = make(answers(**CLOSED), tmp_path / "my runs")
+    steps = "\n".join(next_steps(made.folder, "", made.check))
+    assert f"TT_HOME='{made.folder}'/home tt aux-peer '{made.folder}/run.toml' --port 4000" in steps
+    assert f"tt check '{made.folder}/run.toml' --line" in steps and f"--out '{made.folder}' puts" in steps
     assert "--announce /dns4/tt.example.org/tcp/4000 --authority --trusted-proxy 127.0.0.1" in steps
     assert "volunteers: tt join run.toml" in steps and "docker compose up -d" in steps
     assert "volunteers: tt join acme/mine" in next_steps(made.folder, "acme/mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as codec
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -374,7 +375,7 @@ def convert(
     if pretrained:
         print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")')
     if facts["kind"] == "checkpoint":
-        print(f'Draw with it: tt infer "a red apple" --checkpoint {out}')
+        print(f'Draw with it: tt infer "a red apple" --checkpoint {shlex.quote(str(out))}')
 
 
 def _check_paths(file: Path, out: Path, suffixes: tuple[str, ...], force: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
 
 
 def _check(run_file: Path | str, answers: RunAnswers) -> str:
-    return f"tt check {run_file} --line {answers.line:g} --peers {answers.peers}"
+    return f"tt check {shlex.quote(str(run_file))} --line {answers.line:g} --peers {answers.peers}"
 
 
 def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:
@@ -190,13 +191,13 @@ def finished(folder: Path, name: str) -> RunConfig | None:
 def next_steps(folder: Path, published: str, check: str = "") -> list[str]:
     """The organiser's next steps with the folder. published: the repository on the Hub, or "". check: see `Recipe`."""
     run = load_run(str(folder / RUN_FILE))
-    name = published or str(folder / RUN_FILE)
+    place, file = (shlex.quote(str(path)) for path in (folder, folder / RUN_FILE))
     host = run.peers.initial[0].split("/")[2] if run.peers.initial else ""
     flags = " ".join(ServerFacts.of(run, host).flags("127.0.0.1"))
     steps = [
-        check or f"tt check {folder / RUN_FILE}",
-        f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
-        f"TT_HOME={folder / HOME} tt aux-peer {folder / RUN_FILE} {flags.removeprefix('--plain ')}",
+        check or f"tt check {file}",
+        f"copy {place} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
+        f"TT_HOME={place}/{HOME} tt aux-peer {file} {flags.removeprefix('--plain ')}",
         "  or there, with containers:",
         "    docker build -t tt PATH_OF_TT_SOURCE",
         f"    {OWNER}",
@@ -206,5 +207,5 @@ def next_steps(folder: Path, published: str, check: str = "") -> list[str]:
     if run.membership.authority:
         steps.append(f"have {run.membership.authority} lead to port 8470: nginx.conf or Caddyfile")
     if not published:
-        steps.append(f"tt init {run.run.name} --publish --out {folder} puts it on the Hub; else hand {RUN_FILE} out")
-    return [*steps, f"volunteers: tt join {name if published else RUN_FILE}"]
+        steps.append(f"tt init {run.run.name} --publish --out {place} puts it on the Hub; else hand {RUN_FILE} out")
+    return [*steps, f"volunteers: tt join {published or RUN_FILE}"]

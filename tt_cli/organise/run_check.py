@@ -6,6 +6,7 @@ The machine is `tt doctor`'s matter; its `Check` and its look at the peers are u
 from __future__ import annotations
 
 import math
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,8 @@ def keys(run: RunConfig, home: Path) -> Check:
     if not own.is_dir():
         others = sorted(path.name for path in home.iterdir())
         problem = f"they are in {home} for {', '.join(others) or 'no run'}, and this run is {run.identity} now"
-        fix = f"before anybody joined: mv {home}/{others[0] if others else 'OLD'} {own}"
+        move = shlex.join(["mv", str(home / (others[0] if others else "OLD")), str(own)])
+        fix = f"before anybody joined: {move}"
         return Check("keys", "fail", problem, fix)
     try:
         peer_id = peer_key.id_of(peer_key.private_key((own / "aux.key").read_bytes()))
@@ -103,7 +105,7 @@ def keys(run: RunConfig, home: Path) -> Check:
     secret = [*own.glob("*.key"), *own.glob("authority/authority.*")]
     open_to_others = [path for path in secret if path.stat().st_mode & 0o077]
     if open_to_others:
-        return Check("keys", "fail", f"others may read {open_to_others[0]}", f"chmod -R go= {home}")
+        return Check("keys", "fail", f"others may read {open_to_others[0]}", f"chmod -R go= {shlex.quote(str(home))}")
     if run.peers.initial and not any(address.endswith(f"/p2p/{peer_id}") for address in run.peers.initial):
         problem = f"the aux peer here is {peer_id}, and peers.initial names another"
         return Check("keys", "fail", problem, f"end its address in /p2p/{peer_id}, or put your copy of the key back")
