@@ -67,7 +67,7 @@ def test_a_run_of_another_kind_or_without_a_checkpoint(here: Tt, tmp_path: Path)
     assert "run emoji is of kind dalle, and " in one_line(here("data", "tokenize", "emoji", "out"), 2)
     (tmp_path / "run.toml").write_text(tiny_run().to_toml())
     line = one_line(here("infer", "a red apple", "--run", "run.toml"), 1)
-    assert line.endswith("or train one with `tt demo` or `tt join RUN --new-swarm`\n")  # no run is called as in the file
+    assert line.endswith("or train one with `tt demo` or `tt join RUN --new-swarm`\n")  # the name in the file is no run
 
 
 # ------------------------------------------------------------------------------------------------ addresses and ports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,6 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     settings_file().write_text("[join]\nthreads = 0")
     with pytest.raises(UsageError, match=r"^~/.config/tt/config.toml \[join\]: threads = 0: must be at least 1"):
         read_settings(no_flags(), set(), settings_file())
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # in a container, of a user whom /etc/passwd does not name
+    assert read_settings(no_flags(), set(), settings_file()).values == {}

@@ -160,7 +160,7 @@ class Settings:
 def settings_file() -> Path:
     """Path of the settings file, which need not exist."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(folder) if os.path.isabs(folder) else Path.home() / ".config") / "tt" / "config.toml"
+    return (Path(folder) if os.path.isabs(folder) else Path(os.path.expanduser("~/.config"))) / "tt" / "config.toml"
 
 
 def read_settings(flags: Mapping[str, Any], runs: Iterable[str], file: Path) -> Settings:
@@ -170,7 +170,7 @@ def read_settings(flags: Mapping[str, Any], runs: Iterable[str], file: Path) -> 
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    shown = str(file).replace(f"{Path.home()}/", "~/", 1)
+    shown = str(file).replace(f"{os.path.expanduser('~')}/", "~/", 1)
     for part in _tables(file, shown, set(runs)):
         values |= part
         sources |= dict.fromkeys(part, shown)
