@@ -84,6 +84,9 @@ def test_hf_token_wins_and_that_is_said(tt: Tt, environment: dict[str, str]) -> 
     stale = tt("whoami", env={**environment, "HF_TOKEN": "hf_wrong"})
     assert stale.returncode == 2
     assert stale.stderr.endswith("the Hub refuses the token; HF_TOKEN is set: correct or unset it\n")
+    for command in ("whoami", "login --token hf_é"):
+        garbled = tt(*command.split(), env={**environment, "HF_TOKEN": "hf_é"})
+        assert garbled.returncode == 2 and "or a name has letters that none has\n" in garbled.stderr
 
 
 def start_device_login(environment: dict[str, str]) -> tuple[subprocess.Popen[str], str]:

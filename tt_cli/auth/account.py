@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
@@ -72,8 +72,6 @@ def login(token: str | None = None) -> None:
             if isinstance(error.__cause__, httpx.HTTPError):
                 raise error.__cause__ from error
             raise TTError(f"{action}: {str(error).splitlines()[0]}") from error
-        except ValueError as error:  # what the library says of an organisation's token
-            raise UsageError(f"{action}: {str(error).splitlines()[0]}") from error
 
 
 def logout() -> bool:
@@ -106,7 +104,7 @@ def whoami() -> User:
     with hub_errors(action), quiet_and_bounded(), _refused_token(action):
         try:
             return User.model_validate(huggingface_hub.whoami(cache=True))
-        except ValueError as error:
+        except ValidationError as error:
             raise TTError(f"{action}: its answer makes no sense; try again later") from error
 
 

@@ -151,6 +151,7 @@ def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
         (errors.LocalEntryNotFoundError, HubUnreachable, "the Hugging Face Hub went away meanwhile; try again"),
         (errors.EntryNotFoundError, UsageError, "the repository has no such file; check the name"),
         (json.JSONDecodeError, HubUnreachable, no_hub),
+        (UnicodeEncodeError, UsageError, "the token (HF_TOKEN, or of `tt login`) or a name has letters that none has"),
     )
     try:
         yield
