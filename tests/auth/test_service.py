@@ -401,7 +401,7 @@ def test_what_is_no_backup_is_one_line(authority: Authority, tmp_path: Path) -> 
     file = tmp_path / "backup.json"
     good = tmp_path / "good.json"
     back_up(authority.run, good, START)
-    content = json.loads(good.read_text())
+    content, line = json.loads(good.read_text()), authority.folder.rotate(START, "2027-05-01").line()
     for text in ("", "[]", "{}", json.dumps({**content, "tables": {}}), json.dumps({**content, "settings": 3})):
         file.write_text(text)
         with pytest.raises(UsageError, match="is no backup|is damaged") as caught:
@@ -411,12 +411,13 @@ def test_what_is_no_backup_is_one_line(authority: Authority, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="a backup of run other-1"):
         restore(authority.run, file, START, force=True)
     assert authority.store.founded
+    assert authority.folder.settings().line() == line  # newer keys than the backup's
     assert authority.issue_here(Peer().peer_id, "ada")
 
 
 def test_a_damaged_file_of_keys_is_one_line(authority: Authority) -> None:
     authority.folder.file.write_text('{"format": "tt-authority-1"')
-    with pytest.raises(TTError, match="cannot be read .*: restore it"):
+    with pytest.raises(TTError, match="cannot be read .*: give `tt authority restore` --force$"):
         AuthorityFolder(authority.run).settings()
 
 

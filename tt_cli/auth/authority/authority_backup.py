@@ -61,11 +61,13 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
         settings = folder.settings()
     if database is not None:
         settings = settings.model_copy(update={"database": database})
-    folder.write(settings)
-    with closing(MemberStore(folder.database_url())) as store:
+    with os_errors(f"cannot make {folder.path}", "free space"):
+        folder.path.mkdir(mode=0o700, exist_ok=True)
+    with closing(MemberStore(folder.database_url(settings))) as store:
         try:
             store.load(backup.tables, now)
         except (ValueError, LookupError, TypeError) as error:
             raise UsageError(f"{file} is damaged ({error}): take another backup") from error
+        folder.write(settings)  # not before: with a damaged backup the keys that are here would be lost
         store.write_down(now, "organiser", "restored", detail=str(backup.at))
     return datetime.datetime.fromtimestamp(backup.at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

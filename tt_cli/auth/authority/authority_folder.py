@@ -93,7 +93,7 @@ class AuthorityFolder:
             raise self.missing() from None
         except (OSError, ValueError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise TTError(f"{self.file} cannot be read ({reason}): restore it with `tt authority restore`") from None
+            raise TTError(f"{self.file} cannot be read ({reason}): give `tt authority restore` --force") from None
 
     def checked(self) -> AuthoritySettings:
         """The same of the authority that the run file names. Raises UsageError where it names another one, TTError."""
@@ -133,9 +133,9 @@ class AuthorityFolder:
             file.parent.chmod(0o700)
             atomic_write(file, content, mode=PRIVATE)
 
-    def database_url(self) -> str:
-        """SQLAlchemy's URL of the database."""
-        return self.settings().database or f"sqlite:///{self.path / 'authority.db'}"
+    def database_url(self, settings: AuthoritySettings | None = None) -> str:
+        """SQLAlchemy's URL of the database. settings: others than the folder's."""
+        return (settings or self.settings()).database or f"sqlite:///{self.path / 'authority.db'}"
 
     def rotate(self, now: float, until: str | None) -> AuthoritySettings:
         """Make the next key, and keep the old one until that day; None: it has leaked, so it ends at once.
