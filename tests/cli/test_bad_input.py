@@ -58,6 +58,13 @@ def test_a_run_file_that_cannot_even_be_looked_for(name: str, here: Tt) -> None:
     assert f"cannot read the run file {name}: " in one_line(here("join", name), 2)
 
 
+def test_what_is_no_utf_8(here: Tt, tmp_path: Path) -> None:
+    """A library finds it in a name, long after that was given; in a prompt that would be at the end."""
+    (tmp_path / "caf\udce9.toml").write_text(tiny_run().to_toml())
+    assert "what was given is not UTF-8 text" in one_line(here("aux-peer", "caf\udce9.toml", "--no-web"), 2)
+    assert "--prompt: must be one line of text" in one_line(here("demo", "--prompt", "caf\udce9"), 2)
+
+
 def test_a_name_that_is_too_long_for_a_file(here: Tt) -> None:
     assert "no run is called 'long" in one_line(here("join", "long" * 100), 2)
     assert here("status", "long" * 100).returncode == 3

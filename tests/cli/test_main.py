@@ -230,6 +230,13 @@ def test_letters_that_the_encoding_lacks_are_no_error(settings: dict[str, str]) 
     assert (answer.returncode, answer.stderr) == (0, "") and "??????" in answer.stdout
 
 
+def test_a_token_that_is_no_text_is_one_line() -> None:
+    command = [sys.executable, "-m", "tt_cli.cli.main", "login", "--token"]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    answer = subprocess.run(command, input=b"hf_\xff", env=environment, capture_output=True, check=False)
+    assert answer.returncode == 2 and answer.stderr.endswith(b"or a name has letters that none has\n")
+
+
 @pytest.mark.parametrize(
     ("closed", "words", "code", "said"),
     [

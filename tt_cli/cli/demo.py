@@ -56,8 +56,8 @@ def demo(
     from tt_cli.terminal.demo_screen import DemoScreen
 
     exclusive(json=json, plain=plain)
-    if any(not text.strip() for text in prompt or []):
-        raise UsageError('--prompt: it is empty; say what to draw, such as --prompt "a red apple"')
+    if any(not (text.strip() and text.isprintable()) for text in prompt or []):
+        raise UsageError('--prompt: must be one line of text, such as --prompt "a red apple"')
     config = load_run(smaller if (smaller := f"{run}-demo") in builtin_runs() else run)
     folder = _new_folder(out)
 

@@ -323,8 +323,7 @@ def _lines_of(place: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"--from {place}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        name = "stdin" if place == "-" else f"--from {place}"
-        raise UsageError(f"{name}: not UTF-8 text; give one prompt a line") from error
+        raise UsageError(f"--from {place}: not UTF-8 text; give one prompt a line") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from tt_cli import __version__
-from tt_cli.errors import TTError, disk_remedy
+from tt_cli.errors import TTError, UsageError, disk_remedy
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 BROKEN_PIPE = 141  # … and by a reader that went away
@@ -98,6 +98,8 @@ class LazyGroup(TyperGroup):
         self._main_shell_completion({}, "tt")
         try:
             out = sys.stdout
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="surrogateescape")  # who reads it says what is wrong
             if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding != "utf-8"):
                 out.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is no error
             code = self._run(["--help"] if words[:1] in ([], ["help"]) else words)
@@ -125,6 +127,11 @@ class LazyGroup(TyperGroup):
                 remedy = disk_remedy(error, "write it elsewhere")
                 print(f"tt: cannot write the output: {error.strerror}; {remedy}", file=sys.stderr)
                 code = TTError.exit_code
+        except ValueError:  # of a library that takes no other text
+            if debug or all(word.encode("utf-8", "replace").decode() == word for word in words):
+                raise
+            print("tt: what was given is not UTF-8 text; type it in UTF-8, or rename the file", file=sys.stderr)
+            code = UsageError.exit_code
         except SystemExit as end:
             if not isinstance(end.__context__, BrokenPipeError):  # what Rich makes of one
                 raise
