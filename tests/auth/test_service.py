@@ -195,7 +195,7 @@ def test_orders_are_numbered_and_read_by_peers(authority: Authority) -> None:
         organiser.pause("the  data set\nis broken")
         first = organiser.roll_back(1200, "3f8a" * 16, "acme/checkpoints")
         second = organiser.roll_back(1100, "77aa" * 16, "acme/checkpoints")
-        for wrong in ((-1, "a" * 64, "b"), (1, "", "b"), (1, "a" * 300, "b"), (1, "3f8a…", "b")):
+        for wrong in ((-1, "a" * 64, "b"), (1, "", "b"), (1, "a" * 300, "b"), (1, "3f8a…", "b"), (2**63, "a" * 64, "")):
             with pytest.raises(UsageError, match="name a checkpoint"):
                 organiser.roll_back(*wrong)
         with pytest.raises(UsageError, match="no user's name"):

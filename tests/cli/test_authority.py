@@ -55,7 +55,7 @@ def test_from_the_first_key_to_a_change_of_keys(
     ]
     assert ok(here("authority", "unban", file, "mallory")) == "User mallory may join again.\n"
     assert ok(here("authority", "members", file)) == "None.\n"
-    assert "pauses within a minute" in ok(here("authority", "pause", file, "no disk"))
+    assert "pauses within a minute" in ok(here("authority", "pause", file, "no\ndisk"))
     assert "goes on" in ok(here("authority", "resume", file))
     missing = one_line(here("authority", "rollback", file, "12"), 2)
     assert "(there is none): name one of those, or DIGEST and --source" in missing
@@ -70,6 +70,7 @@ def test_from_the_first_key_to_a_change_of_keys(
     trail = [json.loads(line) for line in ok(here("authority", "audit", file, "--json")).splitlines()]
     assert [one["what"] for one in trail] == ["ban", "ban", "unban", "pause", "resume", "rollback", "rotate"]
     assert set(trail[0]) == {"at", "who", "what", "peer_id", "detail"}
+    assert len(ok(here("authority", "audit", file)).splitlines()) == len(trail)
 
     backup = tmp_path / "backup.json"
     ok(here("authority", "backup", file, str(backup)))

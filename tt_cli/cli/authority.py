@@ -257,7 +257,7 @@ def _digest_here(run: str, step: int) -> str:
 
 def _list(json: bool, entries: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
     for entry in entries:
-        print(codec.dumps(entry) if json else printable(line(entry).rstrip()))
+        print(codec.dumps(entry) if json else printable(line(entry).rstrip().replace("\n", " ")))
     if not entries and not json:
         print("None.")
 

@@ -68,7 +68,7 @@ class Organiser:
 
         Returns the order's number. Raises UsageError.
         """
-        if step < 0 or not re.fullmatch(r"[0-9a-f]{64}", digest) or len(source) > 500:
+        if not 0 <= step < 10**15 or not re.fullmatch(r"[0-9a-f]{64}", digest) or len(source) > 500:
             raise UsageError("name a checkpoint by its step and its digest, 64 hex digits")
         order = self.store.roll_back(step, digest, source, time.time())
         self._note("rollback", f"order {order}: step {step}, {digest}, {source}")
