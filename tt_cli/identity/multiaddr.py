@@ -48,9 +48,9 @@ def check_multiaddr(address: str) -> str:
 
 
 def is_multiaddr(address: object) -> bool:
-    """Tell whether a peer can dial it, as `check_multiaddr` says."""
+    """Tell whether it is one of plain TCP, which `dial` tries; who says so may want that no daemon starts with it."""
     with contextlib.suppress(ValueError):
-        return isinstance(address, str) and bool(check_multiaddr(address))
+        return isinstance(address, str) and check_multiaddr(address).split("/")[3::2] == ["tcp", "p2p"]
     return False
 
 
