@@ -32,6 +32,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two questions than over the internet."""
     monkeypatch.setattr(taker_room, "NEWS_SECONDS", 0.02)
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(taker_room, "HEDGE_SECONDS", taker_room.HEDGE_SECONDS)
+    monkeypatch.setattr(taker_room, "RETRY_SECONDS", taker_room.RETRY_SECONDS)
 
 
 async def first_of(net: Network, joiner: Node) -> tuple[StateClient, asyncio.Task[object]]:
@@ -95,6 +97,22 @@ async def test_who_never_sends_what_it_says_to_hold_is_left_out(net: Network) ->
     taker = net.taker(timeout=0.5, at_once=1)
     assert_is(await take(taker), STATE)
     assert taker.donors[mute.peer_id] == 0 and good.sent == SIZE
+
+
+@pytest.mark.slow
+@over_libp2p
+async def test_who_sends_next_to_nothing_does_not_hold_up_one_that_takes_from_one_at_a_time(net: Network) -> None:
+    async def drip(count: int) -> bool:
+        return not slow.sent or await asyncio.sleep(60.0, True)
+
+    slow, good = await net.node(STATE), await net.node(STATE)
+    slow.donor._give_way = drip
+    net.signed = [slow.record(), good.record(role="aux")]
+    taker_room.HEDGE_SECONDS = taker_room.RETRY_SECONDS = 0.2
+    taker = net.taker(timeout=60.0, at_once=1)
+    async with asyncio.timeout(20.0):
+        assert_is(await take(taker), STATE)
+    assert 0 < taker.donors[slow.peer_id] == slow.sent < good.sent
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ PASSING, MOST_KNOWN = 8, 64  # of those who take the state too: at once, and nam
 NEWS_SECONDS = 1.0  # before somebody is asked again what it has
 SHARE = 16  # chunks: for less another donor is not worth the copy of the state that it would make
 HEDGE_SECONDS = 1.0  # without news: one more donor is asked
-RETRY_SECONDS = 10.0
+RETRY_SECONDS = 10.0  # before a donor that failed is asked again; without news: one more than at once
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
 AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD = 0.5, 2, 16  # asked of a donor: chunks of the largest size
 LOOK_AGAIN_SECONDS = 0.05
@@ -180,7 +180,7 @@ class WantedState:
     own: Tree | None = None  # of what the taker holds itself: chunks that it holds alike are not asked for
     select: Callable[[Any], Iterable[int]] | None = None  # the chunks of a tree that are wanted; None: all
     on_bytes: Callable[[int, int], None] = lambda received, total: None  # bytes that came, and will have in the end
-    at_once: int = STREAMS  # donors at most
+    at_once: int = STREAMS  # donors at most, while they give
     hold: Callable[[], bool] = lambda: False  # while it is True, nothing more is asked for
     lend: Callable[[StateCopy], None] | None = None  # told of what others may have of it; None: this peer only takes
 
@@ -300,10 +300,10 @@ class StateClient:
 
     def _donors_wanted(self, quiet: float) -> int:
         """Count of donors to ask at once. quiet: seconds since something came."""
-        share, target = 0, self._target
+        share, most, target = 0, self._wanted.at_once, self._target
         if target is not None and self.count("giving"):
-            share = target.bytes_missing // (SHARE * target.chunk)
-        return min(self._wanted.at_once, 1 + share + self.count("waiting") + int(quiet / HEDGE_SECONDS))
+            share, most = target.bytes_missing // (SHARE * target.chunk), most + int(quiet / RETRY_SECONDS)
+        return min(most, 1 + share + self.count("waiting") + int(quiet / HEDGE_SECONDS))
 
     async def _try(self, donor: str) -> None:
         """Take what one donor gives, and remember why it gave no more."""
