@@ -24,7 +24,7 @@ from hivemind.utils import get_logger
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError
-from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, MAX_PASS, InvalidPass, Notice, Pass, read_notice, read_pass
+from tt_cli.identity.passes import CLOCK_LEEWAY, InvalidPass, Notice, Pass, read_notice, read_pass
 from tt_cli.run import RunConfig
 
 logger = get_logger(__name__)
@@ -55,8 +55,8 @@ class Admission:
         self.closed = run.membership.closed
         self._heard = key_file.with_suffix(".notice") if key_file is not None else None
         notices = [key_file.with_name("notice"), key_file.with_suffix(".notice")] if key_file and self._key else []
-        self._notices = [_WatchedFile(path, MAX_NOTICE) for path in notices]
-        self._pass = _WatchedFile(key_file.with_suffix(".pass"), MAX_PASS) if key_file and self.closed else None
+        self._notices = [_WatchedFile(path) for path in notices]
+        self._pass = _WatchedFile(key_file.with_suffix(".pass")) if key_file and self.closed else None
         self._notice: Notice | None = None
         self._banned_users: frozenset[str] = frozenset()
         self._text = self._mine = ""
@@ -117,7 +117,7 @@ class Admission:
     def hear(self, text: str) -> bool:
         """A notice from the swarm. True when it is signed, and newer than what was known; else nothing happens."""
         self._look()
-        if not self._key or text == self._text or not self._take(text):
+        if text == self._text or not self._take(text):
             return False
         if self._heard is not None:
             with contextlib.suppress(OSError):  # a full disk: the other processes of this peer do without
@@ -139,7 +139,6 @@ class Admission:
             raise NotAdmitted("the pass was issued to another peer")
         if known is None or known[1].expires <= shown.expires:  # a record may show an older one
             self._passes[peer_id] = text, shown, time.monotonic()
-            self._passes.move_to_end(peer_id)
         while len(self._passes) > MOST_PASSES:
             self._passes.popitem(last=False)
         return shown
@@ -193,8 +192,8 @@ def check_own_pass(membership: Admission, peer_id: str, run: RunConfig) -> None:
 class _WatchedFile:
     """A text that another process replaces now and then."""
 
-    def __init__(self, path: Path, limit: int):
-        self._path, self._limit = path, limit
+    def __init__(self, path: Path):
+        self._path = path
         self._looked_at = -math.inf
         self._seen: tuple[int, int, int] | None = None
 
@@ -208,7 +207,7 @@ class _WatchedFile:
             if (there := (stat.st_mtime_ns, stat.st_ino, stat.st_size)) == self._seen:
                 return None
             with self._path.open(encoding="ascii") as file:
-                text, self._seen = file.read(self._limit + 1).strip(), there
+                text, self._seen = file.read().strip(), there
                 return text
         except (OSError, ValueError):  # gone, or no text
             return None

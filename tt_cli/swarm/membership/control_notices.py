@@ -48,8 +48,7 @@ class ControlNotices:
         entries = found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else {}
         kept = [entry for entry in entries.values() if isinstance(entry, ValueWithExpiration)]
         for entry in kept:
-            if isinstance(entry.value, str):
-                self._membership.hear(entry.value)
+            self._membership.hear(entry.value)
         newest, text = self._membership.notice(), self._membership.notice_text()
         until = self._clock.dht_time() + LIFE_SECONDS
         lasts = max((entry.expiration_time for entry in kept if entry.value == text), default=0.0)

@@ -34,7 +34,7 @@ class OrganiserOrders:
         self._membership, self._file, self.ways_back, self._leave = membership, file, ways_back, leave
         self.era = 0
         with contextlib.suppress(OSError, ValueError):
-            self.era = max(0, int(file.read_text(encoding="ascii")[:20]))
+            self.era = max(0, int(file.read_text(encoding="ascii")))
 
     @property
     def paused(self) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
-from tt_cli.identity.passes import MAX_PASS
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.swarm.membership.admission import MOST_PASSES, Admission, NotAdmitted, admits
 
@@ -92,10 +91,7 @@ class PassGuard:
 
     async def admit_stream(self, reader: Any, caller: PeerID) -> None:
         """Read the frame with which a stream begins. Raises NotAdmitted or Crowded, whose words are for the caller."""
-        size = int.from_bytes(await reader.readexactly(SIZE), "big")
-        if size > MAX_PASS:
-            raise NotAdmitted(f"{REFUSED}malformed pass")
-        self.admit(await reader.readexactly(size), caller)
+        self.admit(await reader.readexactly(int.from_bytes(await reader.readexactly(SIZE), "big")), caller)
 
     def admit(self, text: bytes, caller: PeerID) -> None:
         """Let a caller in. text: the pass that it shows, b"" for one shown before. Raises as `admit_stream`."""

@@ -39,7 +39,7 @@ class Holdings:
 
         Raises DonorRefused where it is nothing of this state.
         """
-        if not self.requests or {len(held), len(given)} != {-(-len(self.held) // 8)}:
+        if {len(held), len(given)} != {-(-len(self.held) // 8)}:
             raise DonorRefused("it sent something else than what it holds")
         self.held, self.given = (
             np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.held), bitorder="little").astype(bool)
