@@ -180,5 +180,7 @@ def test_who_is_banned_is_refused() -> None:
     allowed(ADA, replace(CALM, banned_users=frozenset({"adam"}), banned_peers=frozenset({"QmOther"})))
     with pytest.raises(InvalidPass, match="user ada is banned"):
         allowed(ADA, replace(CALM, banned_users=frozenset({"Ada"})))
+    with pytest.raises(InvalidPass, match="user ADA is banned"):
+        allowed(replace(ADA, user="ADA"), replace(CALM, banned_users=frozenset({"ada"})))
     with pytest.raises(InvalidPass, match="peer QmPeer of user ada is banned"):
         allowed(ADA, replace(CALM, banned_peers=frozenset({"QmPeer"})))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -127,6 +128,28 @@ async def test_who_only_takes_is_named_to_nobody(net: Network) -> None:
         assert donor.donor._snapshot is not None and donor.donor._snapshot.others("") == ()
 
 
+@pytest.mark.slow
+@over_libp2p
+async def test_chunks_whose_turn_is_not_soon_are_left_out_of_the_answer(net: Network) -> None:
+    donor, soon = await net.node(STATE), iter([True, False, True])
+    donor.donor._give_way = lambda count: asyncio.sleep(0.0, next(soon))
+    async with stream_to(net._taking, RUN, donor.peer_id) as stream:
+
+        async def asked(*chunks: int) -> list[str | int]:
+            await stream.ask(request_of(STATE.digest(), chunks))
+            said = list[str | int]()
+            while "held" not in said:
+                answer = await stream.answer()
+                assert answer is not None
+                said.append(answer[1] if answer[0] == "chunk" else answer[0])
+            return said
+
+        assert await asked(0, 1) == ["manifest", 0, "held"]
+        assert await asked(2) == [2, "held"]
+        donor.donor._sending = donor_room.Places(0, 0)
+        assert await asked(3) == ["held"], "chunks go out on so many streams already"
+
+
 def held_by(answer: tuple[str, bytes, bytes, tuple[str, ...]], chunks: int) -> tuple[list[int], list[int]]:
     read = [np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:chunks] for bits in answer[1:3]]  # type: ignore[arg-type]
     return read[0].nonzero()[0].tolist(), read[1].nonzero()[0].tolist()
@@ -150,9 +173,12 @@ def test_a_copy_says_what_it_holds_and_what_it_gave() -> None:
     held[[1, 4]] = True
     copy = StateCopy(tree, buffer, held)
     with copy.read("ann", hands_on=True) as owed:
+        copy._read_at = -math.inf
         copy.promise(owed, tree.digest, (1, 2, 4, 5))
+        assert copy.under_way()
+        copy._read_at = -math.inf
         assert held_by(("held", *copy.bits(), ()), len(tree)) == ([1, 4], [1, 4])
-        assert tree.holds(1, copy.chunk(owed.popleft()))
+        assert tree.holds(1, copy.chunk(owed.popleft())) and copy.under_way()
         held[:] = False  # another state comes into this memory
         with pytest.raises(Unavailable, match="does not hold that chunk"):
             copy.chunk(4)
@@ -172,6 +198,9 @@ def test_takers_are_named_in_turns() -> None:
     first, second = copy.others("me"), copy.others("me")
     assert len(first) == len(second) == wire.MOST_LISTED and {*first, *second} == set(names)
     assert names[0] not in copy.others(names[0])
+    with copy.read("ann", hands_on=True):
+        assert "ann" in copy._takers
+    assert "ann" not in copy._takers
 
 
 @on_loop
@@ -179,10 +208,12 @@ def test_what_is_read_when_it_is_complete_stays_until_nobody_reads_it() -> None:
     for complete, read, stays in ((True, True, True), (True, False, False), (False, True, False)):
         tree, (_, buffer) = state().tree(), copy_of(state())
         server, copy = donor_room.StateServer(None, None, None, None), StateCopy(tree, buffer)  # type: ignore[arg-type]
+        before = copy_of(state())[1]
+        server._snapshot = StateCopy(tree, before)
         server.lend(copy)
         with copy.read("ann", hands_on=True) if read else contextlib.nullcontext():
             server.end_lending(complete)
-            assert (server._snapshot is copy) == stays == (buffer.fileno() >= 0)
+            assert (server._snapshot is copy) == stays == (buffer.fileno() >= 0) == (before.fileno() < 0)
             assert server._lent is None
 
 
@@ -254,5 +285,7 @@ def test_what_the_fewest_have_is_asked_first() -> None:
     assert asked(donor, 2**30) == [0, 1, 2, 4, 5]
     assert asked(one, 2**30) == [1], "the one that is owed last, of those that it holds"
     assert asked(other, 2**30) == [5]
+    other.requests.clear()
+    target.received(5)
     target.give_back(target.sources.pop("a").owed)
-    assert asked(one, 2**30) == [0] and asked(other, 2**30) == [], "nobody else holds the rest"
+    assert asked(one, 2**30) == [0] and asked(other, 2**30) == [], "it holds nothing else that is missing"

@@ -27,7 +27,7 @@ from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state import trusted_digests as signatures_room
-from tt_cli.swarm.state.client import NoState, request_of, stream_to
+from tt_cli.swarm.state.client import DonorRefuses, DonorStream, NoState, request_of, stream_to
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 from tt_cli.swarm.wire import Answer
@@ -282,6 +282,7 @@ async def test_a_users_many_peers_leave_places_to_others(net: Network) -> None:
     node, membership = Node(net._taking, state()), Admission(run)
     giver = await net.node(state(), StateServer(node._offer, read_tree, node._count, membership))
     async with AsyncExitStack() as streams:
+        opened = list[DonorStream]()
 
         async def peer_of(user: str) -> Callable[[], Awaitable[Answer | str | None]]:
             """Asks for the state on one more stream, and keeps that open."""
@@ -291,6 +292,7 @@ async def test_a_users_many_peers_leave_places_to_others(net: Network) -> None:
 
             async def ask() -> Answer | str | None:
                 stream = await streams.enter_async_context(stream_to(one.p2p, RUN, giver.peer_id))
+                opened.append(stream)
                 await stream.ask(request_of(state().digest(), []))
                 try:
                     return await stream.answer()
@@ -306,6 +308,11 @@ async def test_a_users_many_peers_leave_places_to_others(net: Network) -> None:
             # None: it hung up before it had read the request, and the words were lost
             assert await ask() in (None, "it refuses: it hands its state to as many as it can")
         assert (await other() or "")[0] == "manifest"
+        assert membership.hear(issuer.ban([], run, ["ada"]))
+        assert (await opened[0].answer() or "")[0] == "held"
+        await opened[0].ask(request_of(state().digest(), [0]))
+        with pytest.raises(DonorRefuses, match="user ada is banned"):
+            await opened[0].answer()
 
 
 @over_libp2p
@@ -329,6 +336,7 @@ def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on(
         *(record(name, epoch=6, digest="cc") for name in "ef"),
         *(record(name, epoch=6, digest="dd", role="aux") for name in "ghi"),
         record("j", epoch=4, digest="ee", role="aux"),
+        record("calls only", epoch=5, digest="aa", client_mode=True),
         record("k", epoch=7, digest="", role="aux"),
         record("me", epoch=9, digest="ff"),
         record("left", epoch=8, digest="ff", left=True),
@@ -357,6 +365,13 @@ def test_each_asks_donors_in_an_order_of_its_own_which_no_key_that_somebody_make
         assert {*signatures.donors(None)} == {*"abcdefgh"}
         first[signatures.donors(None)[0]] += 1
     assert len(first) == 8 and max(first.values()) < 40
+
+
+def test_votes_for_the_state_of_an_order_outvote_the_only_one_who_made_steps_since() -> None:
+    absent = [record(name, vote=True) for name in "abc"]
+    signatures = TrustedDigests(lambda: [record("defies it", epoch=6, digest="ff", vote=True)], "me", absent)
+    asyncio.run(signatures.look())
+    assert not signatures.believed(SimpleNamespace(step=6, digest="ff"))
 
 
 MALLORY = record("mallory", epoch=6, digest="ff")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tt_cli.identity.passes import Notice, Pass, public_text, sign
+from tt_cli.identity.passes import Notice, Pass, begin_of, public_text, sign
 from tt_cli.run import load_run
 from tt_cli.swarm.membership import admission as room
 from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, admits, check_own_pass
@@ -92,6 +92,15 @@ def test_a_pass_in_memory_expires_too() -> None:
     assert closed.admit(text, "anna's", NOW) == "Anna"
     assert "expired" in refused(closed, text, "anna's", NOW + 200)
     assert "begins" in refused(closed, text, "anna's", NOW - 2 * HOUR)
+
+
+def test_a_pass_in_memory_ends_with_the_key_that_signed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = f"{public_text(OTHER_KEY)} {public_text(KEY)} until 2026-12-01"
+    run, until = RUN.replaced({"membership.authority_key": keys}), begin_of("2026-12-01")
+    closed, text = Admission(run), pass_of(run=run.identity, issued=until - HOUR, expires=until + HOUR)
+    assert closed.admit(text, "anna's", until - 1.0) == "Anna"
+    monkeypatch.setattr(room, "VERIFIED_SECONDS", 0.0)
+    assert "forged" in refused(closed, text, "anna's", until)
 
 
 def test_memory_of_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

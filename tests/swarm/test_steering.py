@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,8 +108,9 @@ def test_a_notice_is_passed_on_before_it_would_be_gone_and_not_at_each_look() ->
     clock, run = SteppedClock(), Issuer().closed(load_run("emoji"))
 
     def found(key: str, **_: object) -> SimpleNamespace:
-        kept = {1: ValueWithExpiration("signed", stored[-1])} if stored else {}
-        return SimpleNamespace(done=lambda: True, result=lambda: ValueWithExpiration(kept, 0.0) if kept else None)
+        kept = {0: ValueWithExpiration("an earlier one", math.inf), 2: ValueWithExpiration(5, math.inf)}
+        kept |= {1: ValueWithExpiration("signed", stored[-1])} if stored else {}
+        return SimpleNamespace(done=lambda: True, result=lambda: ValueWithExpiration(kept, 0.0))
 
     def store(key: str, *, expiration_time: float, **_: object) -> None:
         stored.append(expiration_time)
