@@ -51,9 +51,10 @@ def test_what_is_listened_on_is_what_is_announced(monkeypatch: pytest.MonkeyPatc
     ports = {port for _, port in tcp_addresses(listen)}
     assert [ip for ip, _ in tcp_addresses(listen)] == ["192.168.1.7", "203.0.113.7"] and announce == []
     assert len(ports) == 1 and ports != {0}, "one real port for all"
-    there = ["/ip4/127.0.0.1/tcp/4123", "/ip4/198.51.100.7/tcp/4123", "/dns4/tt.example.org/tcp/4123"]
+    there = [f"/{host}/tcp/4123" for host in ("ip4/127.0.0.1", "ip4/198.51.100.7", "dns4/example.org", "ip4/127.0.0.2")]
     listen, announce = listen_and_announce("0.0.0.0", 4123, there)
-    assert [ip for ip, _ in tcp_addresses(listen)] == ["192.168.1.7", "203.0.113.7", "127.0.0.1"] and announce == []
+    expected = ["192.168.1.7", "203.0.113.7", "127.0.0.1", "127.0.0.2"]  # which is not the first of its interface
+    assert [ip for ip, _ in tcp_addresses(listen)] == expected and announce == []
     monkeypatch.setattr(room, "announceable", lambda: [])
     listen, announce = listen_and_announce("0.0.0.0", 4123)
     assert (listen, announce) == (["/ip4/0.0.0.0/tcp/4123"], ["/ip4/127.0.0.1/tcp/4123"])

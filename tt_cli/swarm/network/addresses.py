@@ -45,6 +45,13 @@ def _local(address: str) -> bool:
     return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
 
 
+def _is_own(address: str) -> bool:
+    """True for one that this machine has; of an interface with several only the first is listed."""
+    with contextlib.suppress(OSError):
+        return bool(free_port(address))
+    return False
+
+
 def free_port(host: str) -> int:
     """A TCP port that nobody listens on now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -65,8 +72,7 @@ def listen_and_announce(host: str, port: int, wanted: Sequence[str] = ()) -> tup
     port = port or free_port(host)
     good = announceable()
     if good:
-        own = set(interface_addresses().values())
-        good += [ip for ip in dict.fromkeys(ip for ip, _ in tcp_addresses(wanted)) if ip in own and ip not in good]
+        good += [ip for ip in dict.fromkeys(ip for ip, _ in tcp_addresses(wanted)) if ip not in good and _is_own(ip)]
         return [f"/ip4/{address}/tcp/{port}" for address in good], []
     return [f"/ip4/0.0.0.0/tcp/{port}"], [f"/ip4/127.0.0.1/tcp/{port}"]
 
