@@ -85,3 +85,6 @@ def test_a_peer_is_told_from_who_else_answers_and_who_does_not(monkeypatch: pyte
 def test_nobody_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "DIAL_SECONDS", 0.1)
     assert troubles(b"", HELLO[:-1]) == [SILENT, SILENT]
+    monkeypatch.setattr(room, "DIAL_SECONDS", 600.0)
+    monkeypatch.setattr(room, "MORE_SECONDS", 0.1)
+    assert troubles(b"", HELLO) == [SILENT, ""], "somebody answers: the others have some time more"

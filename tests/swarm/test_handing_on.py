@@ -84,6 +84,8 @@ async def test_a_list_of_nobody_costs_refused_dials(net: Network) -> None:
     taker = net.taker(joiner)
     assert_is(await take(taker), STATE)
     assert list(taker.donors) == [donor.peer_id] and not taker.refused and not taker.problems
+    taker._meet(f"nobody {number}" for number in range(1000))
+    assert len(taker._others) == taker_room.MOST_KNOWN
 
 
 @pytest.mark.slow

@@ -118,10 +118,17 @@ async def test_a_wrong_chunk_is_refused_at_once_and_named_and_another_donor_give
 
 @over_libp2p
 async def test_one_wrong_donor_alone_gives_no_state(net: Network) -> None:
-    bad = await net.node(state())
-    bad.change = flip
+    bad, asked, taker = await net.node(state()), list[str](), net.taker()
+    bad.change, connect = flip, taker._connect
+
+    def asking(donor: str) -> Any:
+        asked.append(donor)
+        return connect(donor)
+
+    taker._connect = asking  # type: ignore[assignment]
     with pytest.raises(NoState, match=rf"\({bad.peer_id}: its chunk weight\[1\] is not what members signed\)$"):
-        await net.taker().take()
+        await taker.take()
+    assert asked == [bad.peer_id], "once, in all attempts"
 
 
 @over_libp2p
@@ -218,6 +225,20 @@ async def test_what_came_is_kept_over_a_break(net: Network) -> None:
     taker = net.taker()
     assert_is(await take(taker), state())
     assert broken and taker.received == sum(state().tree().place(i)[1] for i in range(6))
+
+
+@over_libp2p
+async def test_another_state_is_taken_where_nobody_has_the_one_any_more_that_was_begun(net: Network) -> None:
+    node = await net.node(state())
+
+    def go_on(node: Node) -> None:
+        if node.sent > CHUNK and node.donor._snapshot is not None:
+            node.on_sent, node.state = lambda _: None, state(6, seed=1)
+            node.donor._snapshot.close()
+            node.donor._snapshot = None
+
+    node.on_sent = go_on
+    assert_is(await take(net.taker()), state(6, seed=1))
 
 
 @over_libp2p

@@ -171,6 +171,25 @@ def test_a_step_whose_average_is_gone_ends_it() -> None:
     assert (made, mine.epoch) == (2, 2)
 
 
+def test_no_more_averages_than_have_room_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_KEPT", 2)
+    assert replayed(Others(), 0, 3)[1] == 2
+
+
+class Leaping(Others):
+    """Two steps between one look and the next."""
+
+    def step(self) -> None:
+        with self._news:
+            self.make_step()
+            self.make_step()
+        self.wait_until_seen()
+
+
+def test_a_step_that_was_not_seen_makes_nobody_a_liar() -> None:
+    assert replayed(Leaping(), 0, 1)[1] == 0
+
+
 def test_an_average_that_leads_elsewhere_ends_it() -> None:
     with pytest.raises(NoState, match="a sent an average that does not lead to the others' step 2") as error:
         replayed(Others(wrong=[1]), 0, 3)

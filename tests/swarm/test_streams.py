@@ -284,6 +284,11 @@ def test_a_rate_is_each_peers_own() -> None:
     assert not charged(rate, "a"), "and it is paid back before the next"
     clock.now += 20.0
     assert charged(rate, "a")
+    rate = RateLimit(burst=1.0, per_second=0.5, most=2, clock=clock)
+    assert [charged(rate, one) for one in "abac"] == [True, True, False, True]
+    assert [charged(rate, one) for one in "ab"] == [False, True], "who was not heard of for longest is forgotten"
+    clock.now += 1.0
+    assert not charged(rate, "b"), "half of what it takes"
 
 
 def test_places_are_given_back() -> None:

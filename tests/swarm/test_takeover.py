@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,41 +152,45 @@ def test_who_is_proven_guilty_has_no_voice_in_what_the_swarms_state_is() -> None
     assert view.epoch == 1 and mine.attainable(view).epoch == 3
 
 
-class Trickle(NobodyGives):
-    """So many bytes come in each attempt, and then no more."""
+NOTHING = (0,) * 5
 
-    def __init__(self, count: int):
-        self._count, self.clock = count, SteppedClock()
+
+class Trickle(NobodyGives):
+    """So many bytes come in one attempt after the other, and then no more."""
+
+    def __init__(self, counts: Sequence[int]):
+        self._counts, self.clock = iter(counts), SteppedClock()
 
     def take_state(self, *asked: object, **more: object) -> None:
-        self.traffic = 0, self.traffic[1] + self._count
+        self.traffic = 0, self.traffic[1] + next(self._counts)
         super().take_state()
 
 
 @pytest.mark.parametrize(
     ("votes", "bytes_each_time", "others", "named", "stays"),
     [
-        ((), 0, "abc", OTHER, False),
-        ((LIAR,), 0, "abc", OTHER, True),
-        (("a",), 0, "abc", OTHER, True),
-        ((), 100, "abc", OTHER, True),
-        ((), 0, "ab", OTHER, True),
-        ((), 0, "abc", LIAR, True),
+        ((), NOTHING, "abc", OTHER, False),
+        ((LIAR,), NOTHING, "abc", OTHER, True),
+        (("a",), NOTHING, "abc", OTHER, True),
+        ((), (0, 0, 100, 0, 0), "abc", OTHER, True),
+        ((), NOTHING[:2], "abc", OTHER, True),
+        ((), NOTHING, "ab", OTHER, True),
+        ((), NOTHING, "abc", LIAR, True),
     ],
-    ids=["nobody votes", "it votes", "another votes", "something comes", "of three", "in the run file"],
+    ids=["nobody votes", "it votes", "another votes", "something comes", "asked twice", "of three", "in the run file"],
 )
 def test_where_nobody_votes_a_state_that_is_given_to_nobody_is_no_goal_for_ever(
-    votes: tuple[str, ...], bytes_each_time: int, others: str, named: str, stays: bool
+    votes: tuple[str, ...], bytes_each_time: tuple[int, ...], others: str, named: str, stays: bool
 ) -> None:
     averager: Any = Trickle(bytes_each_time)
     said, run = list[Event](), RUN.replaced({"peers.initial": [f"/ip4/203.0.113.7/tcp/31337/p2p/{named}"]})
     taking = CatchUp(run, averager, LockedState(trained(seed=1)), said.append)
     records = [record(LIAR, epoch=9, digest="ee"), *(record(name, epoch=0) for name in others)]
     view = SwarmState.of([one.changed(vote=one.peer_id in votes) for one in records])
-    for _ in range(4):
+    for _ in bytes_each_time[1:]:
         assert taking.attainable(view) is view, "the first time limit is not over"
         assert not taking.catch_up(view, quiet)
-        averager.clock.now += room.VAIN_ROUNDS * RUN.swarm.averaging_timeout / 4
+        averager.clock.now += room.VAIN_ROUNDS * RUN.swarm.averaging_timeout / (len(bytes_each_time) - 1)
     assert not taking.catch_up(view, quiet)
     assert (taking.attainable(view) is view) == stays
     assert any("gives it to nobody" in event.message for event in said if isinstance(event, Log)) != stays
@@ -208,5 +213,7 @@ def test_who_goes_forward_takes_no_state_that_it_has_left_behind() -> None:
     before = mine.digest
     averager: Any = GivesAnOldState(trained(steps=2))
     taking = CatchUp(RUN, averager, LockedState(mine), lambda event: None)
+    taking.ask_anew.set()
     assert not taking.catch_up(SwarmState.of([record("a", epoch=4, digest="ee", vote=True)]), quiet)
     assert (mine.epoch, mine.digest) == (3, before)
+    assert not taking.ask_anew.is_set(), "it was asked anew"

@@ -242,7 +242,6 @@ class CatchUp:
             tree, buffer, place = published()
             if not wanted(tree.step, tree.digest):
                 self._emit(Log(f"{place} holds step {tree.step}: not what is needed"))
-                buffer.close()
                 return False
             with Chunks(tree, range(len(tree)), buffer) as chunks:
                 self._state.patch(tree, chunks)
