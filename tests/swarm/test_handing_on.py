@@ -8,12 +8,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from swarm.handing import LARGE, RUN, Network, Node, assert_is, copy_of, over_libp2p, read_tree, state, take
 from swarm.made import record
 
+from tt_cli.identity.rate_limit import Crowded
 from tt_cli.swarm import wire
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
@@ -116,6 +118,23 @@ async def test_who_sends_next_to_nothing_does_not_hold_up_one_that_takes_from_on
     async with asyncio.timeout(20.0):
         assert_is(await take(taker), STATE)
     assert 0 < taker.donors[slow.peer_id] == slow.sent < good.sent
+
+
+@pytest.mark.slow
+@over_libp2p
+async def test_who_sends_chunks_in_another_order_than_they_were_asked_for_is_refused(net: Network) -> None:
+    def backwards(owed: deque[int], *asked: Any) -> None:
+        promise(owed, *asked)
+        owed.reverse()
+
+    bad, good = await net.node(STATE), await net.node(STATE)
+    copy = StateCopy(STATE.tree(), copy_of(STATE)[1])
+    copy.promise, promise = backwards, copy.promise  # type: ignore[method-assign]
+    bad.donor._keep(copy)
+    net.signed = [bad.record(), good.record(role="aux")]
+    taker = net.taker(at_once=1)
+    assert_is(await take(taker), STATE)
+    assert taker.refused == {bad.peer_id: "it sent something else than the chunks that were asked for"}
 
 
 @pytest.mark.slow
@@ -245,6 +264,23 @@ def test_who_asks_for_another_state_is_offered_the_one_that_is_read_while_it_is_
             assert await server._copy_for(later) is not copy, "it was its turn for long enough"
 
     later = "ab" * 32
+    asyncio.run(ask())
+
+
+def test_who_asks_for_made_up_states_has_no_copy_made_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make() -> tuple[bytes, StateBuffer]:
+        return copy_of(state())
+
+    async def ask() -> None:
+        server, made_up = donor_room.StateServer(make, read_tree, lambda count: None, None), "ab" * 32  # type: ignore[arg-type]
+        for _ in range(2):
+            copy = await server._copy_for(made_up, "mallory")
+        with pytest.raises(Crowded):
+            await server._copy_for(made_up, "mallory")
+        assert await server._copy_for(state().digest(), "mallory") is copy, "it is there"
+        assert await server._copy_for(made_up, "ann") is not copy
+
+    monkeypatch.setattr(donor_room, "COPIED_AT_ONCE", 2.0)
     asyncio.run(ask())
 
 

@@ -23,7 +23,7 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
-from tt_cli.identity.rate_limit import Crowded, Places
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.swarm import wire
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
@@ -39,6 +39,7 @@ STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the
 TURN_SECONDS, TURN_BYTES = 600.0, 1e6 / 8  # a copy is read so long, or at 1 Mbit/s: then who wants a later one has it
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
+COPIED, COPIED_AT_ONCE = 2.0**24, 2.0**32  # bytes of copies for one user, each of which holds up a step: a second
 SENDING, SENDING_TO_ONE = 4, 2  # of those, on which chunks go out at once: what is on its way when a round begins
 
 Offer = Callable[[], Awaitable[tuple[bytes, StateBuffer] | None]]
@@ -76,6 +77,7 @@ class StateServer(ServicerBase):
         self._making: asyncio.Task[StateCopy | None] | None = None
         self._freeing: asyncio.Task[None] | None = None
         self._places, self._sending = Places(MAX_OF_ONE, MAX_TAKERS), Places(SENDING_TO_ONE, SENDING)
+        self._copied, self._size = RateLimit(COPIED_AT_ONCE, COPIED, clock=loop_time), 1.0
 
     def lend(self, copy: StateCopy) -> None:
         """Hand on, too, what has come of the state that this peer takes now."""
@@ -105,7 +107,7 @@ class StateServer(ServicerBase):
                 request = await self._next_request(requests, taker)
                 if request is None:
                     return
-                copy = await self._copy_for(request[0])
+                copy = await self._copy_for(request[0], user)
                 with copy.read(taker, hands_on=request[2]) as owed:
                     yield wire.STATE_ANSWER.message(("manifest", copy.manifest))
                     if request[0] != copy.tree.digest:  # the manifest says that it is another one
@@ -144,8 +146,11 @@ class StateServer(ServicerBase):
         except wire.MalformedMessage:
             raise Unavailable("the request cannot be read") from None
 
-    async def _copy_for(self, digest: str) -> StateCopy:
-        """The copy with this digest; or one that is taken or read now; or a new one of the present state."""
+    async def _copy_for(self, digest: str, user: str = "") -> StateCopy:
+        """The copy with this digest; or one that is taken or read now; or a new one of the present state.
+
+        Raises Unavailable, Crowded for more copies than a user may have made.
+        """
         snapshot = self._snapshot if self._making is None else None
         for copy in filter(None, (self._lent, snapshot)):
             if copy.tree.digest == digest or (copy.read_now() and copy is not self._lent and copy.new()):
@@ -155,6 +160,7 @@ class StateServer(ServicerBase):
         if snapshot is not None and snapshot.read_now():
             raise Unavailable("it hands an older state to others")
         if self._making is None:
+            self._copied.charge(user, self._size)
             self._making = asyncio.create_task(self._make())
         try:
             made = await asyncio.wait_for(asyncio.shield(self._making), SNAPSHOT_SECONDS)
@@ -182,7 +188,7 @@ class StateServer(ServicerBase):
     def _keep(self, copy: StateCopy) -> None:
         if self._snapshot is not None:
             self._snapshot.close()
-        self._snapshot = copy
+        self._snapshot, self._size = copy, float(copy.tree.nbytes)
         self._freeing = asyncio.create_task(self._free_when_idle(copy))
 
     async def _free_when_idle(self, copy: StateCopy) -> None:
