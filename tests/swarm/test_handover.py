@@ -28,7 +28,7 @@ from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state import trusted_digests as signatures_room
 from tt_cli.swarm.state.client import DonorRefuses, DonorStream, NoState, request_of, stream_to
-from tt_cli.swarm.state.server import StateServer
+from tt_cli.swarm.state.server import StateCopy, StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 from tt_cli.swarm.wire import Answer
 
@@ -238,7 +238,9 @@ async def test_another_state_is_taken_where_nobody_has_the_one_any_more_that_was
             node.donor._snapshot = None
 
     node.on_sent = go_on
-    assert_is(await take(net.taker()), state(6, seed=1))
+    lent = list[StateCopy]()
+    assert_is(await take(net.taker(lend=lent.append)), state(6, seed=1))
+    assert [copy.tree.step for copy in lent] == [5, 6] and not lent[0]._held.any(), "another state lies in its place"
 
 
 @over_libp2p

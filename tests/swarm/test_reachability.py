@@ -55,6 +55,7 @@ def test_what_is_listened_on_is_what_is_announced(monkeypatch: pytest.MonkeyPatc
     listen, announce = listen_and_announce("0.0.0.0", 4123, there)
     expected = ["192.168.1.7", "203.0.113.7", "127.0.0.1", "127.0.0.2"]  # which is not the first of its interface
     assert [ip for ip, _ in tcp_addresses(listen)] == expected and announce == []
+    assert tcp_addresses(["/ip4/127.0.0.1/tcp/65536", "/ip4/127.0.0.1/tcp/0"]) == []
     monkeypatch.setattr(room, "announceable", lambda: [])
     listen, announce = listen_and_announce("0.0.0.0", 4123)
     assert (listen, announce) == (["/ip4/0.0.0.0/tcp/4123"], ["/ip4/127.0.0.1/tcp/4123"])
@@ -107,7 +108,9 @@ def test_most_of_those_who_dialled_decide() -> None:
     assert Reachability.of([here]).reachable is None and Reachability.of([here, yes]).reachable is True
     assert Reachability.of([("", (), "busy"), ("not an address", (), "")]).reachable is None
     assert Reachability.of([yes]).reachable and Reachability.of([yes, yes, no]).reachable
-    assert Reachability.of([yes, no]).reachable is False and Reachability.of([no]).seen == "203.0.113.7"
+    twice = ("203.0.113.7", (41234, 41234), "")
+    assert Reachability.of([yes, no]).reachable is Reachability.of([twice, no]).reachable is False
+    assert Reachability.of([no]).seen == "203.0.113.7"
     assert Reachability.of([yes, yes, no]).place == ("203.0.113.7", 41234)
 
 

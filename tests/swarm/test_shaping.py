@@ -197,6 +197,23 @@ def test_a_cap_counts_until_something_was_measured() -> None:
     assert BandwidthLimiter(4 * MBIT).upload == 4_000 and BandwidthLimiter().upload == 0
 
 
+def test_in_a_round_states_wait_for_its_end_or_their_turn_if_that_is_soon() -> None:
+    async def pass_round() -> None:
+        clock = Clock()
+        meter = UploadMeter(dict, clock.monotonic)
+        line = BandwidthLimiter(meter=meter, clock=clock.monotonic)
+        async with asyncio.timeout(5.0):
+            async with line.measured(slow=False):
+                assert await line.give_way(100), "its turn is a millisecond later"
+                waiting = [asyncio.create_task(line.give_way(10**6)) for _ in range(3)]
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                assert [task.result() for task in done] == [False], "the third one's is more than 10 s away"
+            assert all(await asyncio.gather(*waiting[:2], line.give_way(10**9))), "the round is over"
+        assert len(asyncio.all_tasks()) == 1, "nothing looks at the line any more"
+
+    asyncio.run(pass_round())
+
+
 def test_a_slow_line_waits_for_itself_when_it_was_measured(clock: Clock) -> None:
     clock.now = 100.0
     meter = UploadMeter(Wire(clock), clock.monotonic)
