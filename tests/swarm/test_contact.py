@@ -355,3 +355,4 @@ def test_whose_own_node_does_not_answer_makes_no_step_alone() -> None:
     me = Returning(RoundPlan("5_aa", frozenset("a"), "a", 1), behind=False)
     me.board.blind = True
     assert "does not answer" in me.why_not_alone()
+    assert not Connectivity(frozenset("b"), unanswered=1).cut_off, "nobody was asked"

@@ -266,8 +266,9 @@ async def test_who_asks_for_a_state_that_is_gone_takes_the_next_one(net: Network
         net.signed = [node.record()]
         return offered
 
-    node.change = sign
-    assert_is(await take(net.taker()), state(6, seed=1))
+    node.change, taker = sign, net.taker()
+    assert_is(await take(taker), state(6, seed=1))
+    assert not taker.problems, "on the same stream"
 
 
 @over_libp2p
