@@ -27,6 +27,7 @@ from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
 from tt_cli.swarm.network.connectivity import CUT_OFF, UNSEEN, Connectivity, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import (
+    START_SECONDS,
     NobodyAnswered,
     addresses_here,
     addresses_of,
@@ -133,6 +134,7 @@ def test_silent_initial_peers_keep_nobody_out(start: Callable[..., DHT], monkeyp
     first = start()
     with ExitStack() as stack:
         where = [stack.enter_context(listening(b"")) for _ in range(7)]
+        assert START_SECONDS > 5.0 * (room.MOST_MET + 2), "also where those whom it met greet it, and say no more"
         second = start(*where, *addresses_of(first))
         assert second.run_coroutine(_known) == 1
         monkeypatch.setattr(multiaddr, "DIAL_SECONDS", 0.5)

@@ -35,7 +35,7 @@ from tt_cli.swarm.records.validator import RecordValidator
 
 __all__ = ["DHT"]  # hivemind's, for rooms that do not import hivemind; beside what is defined here
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0  # its daemon dials those it joins through in turn, for 5 s each, and some have met eight before
 END_SECONDS = 3.0  # for a process that failed
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
@@ -97,6 +97,7 @@ def start_dht(
             nat_port_map=not host.startswith("127."),
             shutdown_timeout=2,
             startup_timeout=START_SECONDS,
+            idle_timeout=START_SECONDS,  # of the daemon before it is up
             wait_timeout=ANSWER_SECONDS,
             **dht_search.NO_CACHES,
         )
