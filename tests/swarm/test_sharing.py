@@ -97,10 +97,18 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
 others: set[str] = set()
 
 
-def state_buffers() -> set[str]:
-    """Descriptors of state buffers that this process holds."""
-    links = {path.name: os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+def state_buffers(process: int | str = "self") -> set[str]:
+    """Descriptors of state buffers that a process holds, this one unless it is named."""
+    links = {path.name: os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
     return {descriptor for descriptor, link in links.items() if "tt-state" in link}
+
+
+def frees_all(averager: Averager) -> bool:
+    """Tell whether its process comes to hold none, before long."""
+    deadline = time.monotonic() + 20.0
+    while (held := state_buffers(averager.pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not held
 
 
 def memory_files() -> int:
@@ -119,7 +127,7 @@ def test_a_state_passes_through_four_processes_and_this_one_keeps_no_copy(peers:
     assert taken.donors == (donor.identity.peer_id,) and taken.refused == {}
     assert taker.averager.traffic[1].item() == donor.averager.traffic[0].item() == taken.received == size
     del found  # its tensors are in that memory
-    assert memory_files() == 0
+    assert memory_files() == 0 and frees_all(taker.averager)
 
 
 def give_up(received: int, total: int, donors: int) -> None:
@@ -138,7 +146,7 @@ def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> 
             taker.averager.take_state(None, 60.0, give_up)
     finally:
         os.kill(donor.averager.pid, signal.SIGCONT)
-    assert memory_files() == 0
+    assert memory_files() == 0 and frees_all(taker.averager)
     with taker.take().chunks as chunks:
         assert len(chunks) == 6
 
@@ -161,6 +169,7 @@ def test_who_finds_no_place_takes_from_who_has_one(tmp_path: Path, monkeypatch: 
                 assert received_state(taken.tree, chunks.whole(), "").digest() == sent.digest()
         assert one.averager.traffic[0] == taken.received == donor.averager.traffic[0], "each sent it once"
         assert one.copies == 0, "from the memory in which it took it"
+        assert frees_all(other.averager), "nobody takes it from there"
 
 
 def test_hivemind_s_own_door_is_closed(peers: list[Peer]) -> None:

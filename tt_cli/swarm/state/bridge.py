@@ -177,7 +177,7 @@ class StateBridge:
         era: int,
     ) -> None:
         self._taking = asyncio.current_task()
-        received_before, complete = 0, False
+        received_before, complete, buffer = 0, False, self._passage.receive(number)
 
         def count(received: int, total: int) -> None:
             nonlocal received_before
@@ -195,7 +195,7 @@ class StateBridge:
                 self._p2p,
                 self.prefix,
                 TrustedDigests(records, self._own_id, absent),
-                self._passage.receive(number),
+                buffer,
                 WantedState(
                     self._read_tree,
                     PATIENCE * self._run.swarm.next_chunk_timeout,
@@ -216,6 +216,8 @@ class StateBridge:
             raise
         finally:
             self._server.end_lending(complete)
+            if self.client_mode:  # nobody else lets go of it before the next collection of garbage
+                buffer.close()
 
     async def _drop_taking(self) -> None:
         if self._taking is not None:
