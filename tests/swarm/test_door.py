@@ -347,7 +347,9 @@ def test_a_pass_is_shown_once_and_again_when_it_is_forgotten(members: Members) -
 
 
 def test_a_frame_is_nothing_else(members: Members) -> None:
-    guard = PassGuard(membership_at(members.aux))
+    guard, door = PassGuard(membership_at(members.aux)), DHTAuthorizer(membership_at(members.aux))
+    door._turned_away("no" * room.WORDS)
+    assert door.refusal == "no" * (room.WORDS // 2), "as much of what somebody says as there is room for"
 
     async def answer(request: bytes, caller: PeerID) -> bytes:
         raise AssertionError("served")

@@ -78,7 +78,7 @@ def handlers_of(service: Service) -> list[Any]:
     return service._rpc_handlers or []
 
 
-Stream = Callable[[str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Stream = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 def served(
@@ -92,10 +92,12 @@ def served(
             assert all(handler.stream_output for handler in handlers_of(service))
             await service.add_p2p_handlers(serving, namespace=NAMESPACE)
 
-            async def opened(method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            async def opened(
+                method: str, shown: bytes = frame("")
+            ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 handler = Service._get_handle_name(NAMESPACE, method)
                 _, reader, writer = await stranger.call_binary_stream_handler(serving.peer_id, handler)
-                writer.write(frame(""))
+                writer.write(shown)
                 return reader, writer
 
             await use(opened)
@@ -142,7 +144,10 @@ def test_a_larger_declared_size_than_of_a_request_ends_the_stream(method: str, s
     served(libp2p, service, use)
 
 
-@pytest.mark.parametrize("sent", [header(100)[:1], header(100)[:3], header(100), header(100) + bytes(50)], ids=len)
+LATE = frame("") + header(100) + bytes(50)
+
+
+@pytest.mark.parametrize("sent", [LATE[:length] for length in (0, 1, 3, 5, 11, 61)], ids=len)
 def test_who_sends_a_request_drop_by_drop_is_hung_up_on(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p
 ) -> None:
@@ -150,8 +155,7 @@ def test_who_sends_a_request_drop_by_drop_is_hung_up_on(
     monkeypatch.setattr(hivemind_patches, "PIECE_SECONDS", 0.3)
 
     async def use(opened: Stream) -> None:
-        reader, writer = await opened("rpc_fetch_average")
-        writer.write(sent)
+        reader, writer = await opened("rpc_fetch_average", sent)
         await writer.drain()
         await hung_up(reader)
 
