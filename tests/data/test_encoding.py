@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.dying import dying_decode
 from data.rows import row, rows_in, run_on
 from testbed.full_disk import full_after
 
@@ -380,11 +381,3 @@ def test_a_picture_that_kills_its_process_is_listed(tmp_path: Path, monkeypatch:
     journal.close()
     assert progress.counts == {"seen": 10, "kept": 8, "broken": 2}
     assert captions_in(tmp_path) == [f"row {i}" for i in range(10) if i not in (3, 4)]
-
-
-def dying_decode(content: bytes, side: int) -> Decoded | Undecodable:
-    from tt_cli.data.build.picture_decoding import decode
-
-    if content == b"die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return decode(content, side)
