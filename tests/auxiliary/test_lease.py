@@ -32,9 +32,9 @@ class Peers:
     def seen_by(self, name: str, apart: str) -> dict[str, float | None]:
         seen = {}
         for other, told in self.told.items():
-            known = [one for one in told if one[0] <= self.now - self.delay]
-            if (name in apart) == (other in apart) and known and known[-1][0] > self.now - LEASE_SECONDS:
-                seen[other] = known[-1][1]
+            at, since = next((one for one in reversed(told) if one[0] <= self.now - self.delay), (0.0, None))
+            if (name in apart) == (other in apart) and at > self.now - LEASE_SECONDS:
+                seen[other] = since
         return seen
 
     @property
