@@ -118,16 +118,16 @@ def published(folder: str) -> tuple[list[list[int]], list[list[int]]]:
 
 
 @pytest.mark.slow
-def test_from_the_command_line_to_the_hub_and_back(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
+def test_from_the_command_line_to_the_hub_and_back(here: Tt, hub: HubStandin, tmp_path: Path) -> None:
     hub.add_user("hf_write", "ada", {"acme": "write"}, role="write")
     (tmp_path / "tiny.toml").write_text(RUN.to_toml())
-    made = tt("data", "tokenize", "tiny.toml", "tokens")
+    made = here("data", "tokenize", "tiny.toml", "tokens")
     assert made.returncode == 0 and made.stdout.startswith("269 of 269 documents are tokenised, "), made.stderr
-    looked = tt("data", "inspect", "tokens", "--run", "tiny.toml", "--json")
+    looked = here("data", "inspect", "tokens", "--run", "tiny.toml", "--json")
     facts = json.loads(looked.stdout)
     assert looked.returncode == 0 and (facts["rows"], facts["shards"], facts["column"]) == (269, 2, "ids16"), facts
     assert facts["problems"] == {} and len(facts["samples"]) == 16
-    unnamed = tt("data", "inspect", "tokens")
+    unnamed = here("data", "inspect", "tokens")
     assert (
         unnamed.returncode == 2
         and "encode.json (of tokens); name the run that they are of with --run" in unnamed.stderr
