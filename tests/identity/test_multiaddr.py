@@ -76,8 +76,6 @@ def test_a_peer_is_told_from_who_else_answers_and_who_does_not(monkeypatch: pyte
         "",
         "Connection refused",
     ]
-    relayed, quic = f"/ip4/203.0.113.7/tcp/1/ws/p2p/{PEER}", f"/ip4/203.0.113.7/udp/1/quic/p2p/{PEER}"
-    assert troubles(b"", more=(relayed, quic)) == [SILENT, UNTRIED, UNTRIED]
     assert troubles(HELLO, named=True) == ["", ""]
     assert all(troubles(more=(f"/dns4/no..host/tcp/1/p2p/{PEER}", f"/dns4/nobody.invalid/tcp/1/p2p/{PEER}")))
 
@@ -85,6 +83,8 @@ def test_a_peer_is_told_from_who_else_answers_and_who_does_not(monkeypatch: pyte
 def test_nobody_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "DIAL_SECONDS", 0.1)
     assert troubles(b"", HELLO[:-1]) == [SILENT, SILENT]
+    relayed, quic = f"/ip4/203.0.113.7/tcp/1/ws/p2p/{PEER}", f"/ip4/203.0.113.7/udp/1/quic/p2p/{PEER}"
+    assert troubles(b"", more=(relayed, quic)) == [SILENT, UNTRIED, UNTRIED]
     monkeypatch.setattr(room, "DIAL_SECONDS", 600.0)
     monkeypatch.setattr(room, "MORE_SECONDS", 0.1)
     assert troubles(b"", HELLO) == [SILENT, ""], "somebody answers: the others have some time more"
