@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from testbed.spawned import python, spawned
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
+from tt_cli.cli.main import main
 from tt_cli.draw.writing import Writer
 from tt_cli.errors import TTError
 from tt_cli.organise.text_run import text_run
@@ -36,6 +40,16 @@ model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
 save_file({"logits": model(torch.arange(1, 9)[None]).logits.detach()}, "plain.safetensors")
 assert not any(name.startswith("tt_cli") for name in sys.modules)
 """
+
+
+def typed(folder: str, arguments: list[str], stdin: str = "") -> tuple[str, str]:
+    """In the client's process: standard output and error of `tt` there."""
+    os.chdir(folder)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.stdin", io.StringIO(stdin))
+        main(arguments)
+    return out.getvalue(), err.getvalue()
 
 
 def changed(folder: str) -> tuple[int, list[list[float]]]:
@@ -93,23 +107,24 @@ def test_from_init_to_what_peft_loads(tt: Tt, hub: HubStandin, tmp_path: Path) -
     assert run.pretrained.name == BASE and run.tokenizer.revision == run.pretrained.revision
 
     env["HF_HOME"] = str(tmp_path / "volunteer")  # where nothing is yet
-    checked = tt("check", "tuned/run.toml", "--json", env=env)
-    verdicts = {check["name"]: check["verdict"] for check in json.loads(checked.stdout)["checks"]}
-    for name in ("data", "model", "lines", "step"):
-        assert verdicts[name] == "pass", checked.stdout
-
     with spawned(env) as call:
+        checked, _ = call(typed, str(tmp_path), ["check", "tuned/run.toml", "--json"]).result(240)
         count, logits = call(changed, str(tmp_path)).result(240)
         first, many = call(prompts, str(tmp_path)).result(240)
+        flags = ["--chat", "--tokens", "3", "--seed", "5", "--json"]
+        infer = ["infer", "--run", "tuned/run.toml", "--checkpoint", "own", *flags]
+        talk, _ = call(typed, str(tmp_path), infer, "Hi\n\nAnd you?\n").result(240)
+        convert = ["convert", "own/step-00000007.safetensors", "model", "--to", "published"]
+        converted, errors = call(typed, str(tmp_path), convert).result(240)
+    verdicts = {check["name"]: check["verdict"] for check in json.loads(checked)["checks"]}
+    for name in ("data", "model", "lines", "step"):
+        assert verdicts[name] == "pass", checked
     assert first == "user: Hi\nassistant: " and many.endswith("user: 40 xxxxxxxxxxxxxxxxxxxx\nassistant: ")
     assert many.startswith("user: ") and "user: 0 " not in many, "the beginning has no place"
     assert count == 16 * 2 * (4 * 32 + 3 * (32 + 64) + 2 * (32 + 16))  # of rank 16, in two layers
-    flags = ("--chat", "--tokens", "3", "--seed", "5", "--json")
-    talk = tt("infer", "--run", "tuned/run.toml", "--checkpoint", "own", *flags, env=env, stdin="Hi\n\nAnd you?\n")
-    told = json.loads(talk.stdout)
+    told = json.loads(talk)
     assert [text["prompt"] for text in told["texts"]] == ["Hi", "And you?"] and told["step"] == 7
-    converted = tt("convert", "own/step-00000007.safetensors", "model", "--to", "published", env=env)
-    assert converted.stdout.startswith("Wrote adapters of 16,384 parameters"), converted.stderr
+    assert converted.startswith("Wrote adapters of 16,384 parameters"), errors
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"adapter_model.safetensors", "tokenizer.json"} <= files and "README.md" not in files
     python(PLAIN, env=env, cwd=tmp_path).check_returncode()
