@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import multiprocessing
+import os
 from functools import cache
 from typing import Any
 
@@ -158,31 +159,36 @@ def drawing() -> Figures:
 PARTS = {"gradients": gradients, "peer": peer, "drawing": drawing}
 
 
+def of_kind(kind: str) -> dict[str, Figures]:
+    """By part; in a process of its own, for torch knows of one kind of accelerator in each."""
+    os.environ["TT_STAND_IN_GPU"] = kind
+    return {name: part() for name, part in PARTS.items() if kind == "cuda" or part is gradients}
+
+
 @cache
-def figures(kind: str) -> dict[str, Figures]:
-    """By part; from a process of its own for each kind, for the stand-in comes before torch."""
-    parts = PARTS if kind == "cuda" else ["gradients"]
-    return dict(on_stand_in_gpu(__file__, *parts, TT_STAND_IN_GPU=kind))
+def figures() -> dict[str, dict[str, Figures]]:
+    """By kind and part; forks of one process, for the stand-in comes before torch."""
+    return dict(on_stand_in_gpu(__file__))
 
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_losses_and_gradients_are_the_cpus(kind: str) -> None:
     """Of both kinds of trunk, in all precisions."""
-    told = figures(kind)["gradients"]
+    told = figures()[kind]["gradients"]
     assert len(told) == len(RUNS[kind]) * 2 * len(PRECISIONS)
     for name, (loss, worst, complete) in told.items():
         assert loss < 1e-3 and worst < TOLERANCES[name.split()[-1]] and complete, name
 
 
 def test_a_micro_batch_waits_once_and_brings_its_examples_alone() -> None:
-    told = figures("cuda")["peer"]
+    told = figures()["cuda"]["peer"]
     assert told["device"] == ["cuda:1", "bf16", "device"] and told["predicted"]
     assert told["first"]["out"]
     assert told["second"] == {"out": True, "waits": 1, "copies": {"to the device": 2, "to the host": 1}}
 
 
 def test_gradients_reach_the_host_and_come_back_and_parameters_return() -> None:
-    told = figures("cuda")["peer"]
+    told = figures()["cuda"]["peer"]
     assert told["held"] == [8, 0] and told["given back"][0] == 8
     assert told["given back"][1] < 0.02  # of the norm: what 8 bits keep
     assert told["after a step"]["out"] and told["after a step"]["waits"] == 1 and told["equal"]
@@ -190,7 +196,7 @@ def test_gradients_reach_the_host_and_come_back_and_parameters_return() -> None:
 
 def test_where_memory_runs_out_nothing_leaks_and_no_example_is_lost() -> None:
     """At every 50th operator of a micro-batch: it is repeated in halves, and sums up to the same."""
-    told = figures("cuda")["peer"]
+    told = figures()["cuda"]["peer"]
     assert len(told["short"]) > 5
     for number, now, samples, worst, leaked in told["short"]:
         assert (now, samples, leaked) == (2, 4, 0), number
@@ -199,16 +205,20 @@ def test_where_memory_runs_out_nothing_leaks_and_no_example_is_lost() -> None:
 
 
 def test_the_same_codes_are_drawn_and_the_host_waits_for_the_last_alone() -> None:
-    told = figures("cuda")["drawing"]
+    told = figures()["cuda"]["drawing"]
     assert told["codes"] > 300 and told["same"] == 1.0
     assert told["waits"] == told["copies"]["to the host"] == 1
 
 
 def test_the_stand_in_refuses_mixed_devices() -> None:
-    assert "Expected all tensors to be on the same device" in figures("cuda")["peer"]["mixed"]
+    assert "Expected all tensors to be on the same device" in figures()["cuda"]["peer"]["mixed"]
 
 
 if __name__ == "__main__":
     from testbed import gpu  # before torch
 
-    gpu.print_and_leave({part: PARTS[part]() for part in sys.argv[1:]})
+    told = {}
+    for kind in RUNS:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            told[kind] = pool.apply(of_kind, (kind,))
+    gpu.print_and_leave(told)

@@ -65,9 +65,9 @@ def python(
         return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in streams[1:]))
 
 
-def on_stand_in_gpu(file: str, *arguments: str, **variables: str) -> Any:
+def on_stand_in_gpu(file: str, *arguments: str) -> Any:
     """What `python FILE ARGUMENTS…` tells `gpu.print_and_leave`, in a process that begins without torch."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, file, *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
