@@ -115,7 +115,7 @@ def test_held_out_text_is_the_same_each_time_and_nobodys_training() -> None:
     batches = held_out(RUN, TOKENIZER, 40, 16)
     assert [len(batch) for batch in batches] == [16, 16, 8]
     assert torch.equal(batches[0].tensors["ids"], held_out(RUN, TOKENIZER, 16, 16)[0].tensors["ids"])
-    trained = {ids[: RUN.model.length].tobytes() for ids in token_ids(RUN.data, TOKENIZER, "train")}
+    trained = {ids[: RUN.model.length].tobytes() for ids in token_reader._in_memory(RUN.data, RUN.tokenizer)}
     assert batches[0].tensors["ids"][0, :-1].numpy().tobytes() not in trained
     assert batches[0].captions[0] == TOKENIZER.backend.decode(batches[0].tensors["ids"][0, :24].tolist())
 
