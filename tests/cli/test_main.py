@@ -79,13 +79,11 @@ def test_a_help_loses_no_brackets_and_no_line_of_its_examples() -> None:
 
 
 @pytest.mark.parametrize("words", [*commands()], ids=" ".join)
-def test_every_command_by_typer_s_runner(words: tuple[str, ...]) -> None:
-    """Its help; and a wrong flag of it, which is one line."""
-    runner = CliRunner()
-    helped = runner.invoke(entry.app, [*words, "-h"], catch_exceptions=False)
-    assert helped.exit_code == 0 and f"Usage: tt {' '.join(words)}" in helped.stdout
-    wrong = runner.invoke(entry.app, [*words, "--no-such-flag"])
-    assert (wrong.exit_code, wrong.stdout) == (2, "")
+def test_every_command_has_help_and_refuses_a_wrong_flag_in_one_line(here: Tt, words: tuple[str, ...]) -> None:
+    helped = here(*words, "-h")
+    assert helped.returncode == 0 and f"Usage: tt {' '.join(words)}" in helped.stdout
+    wrong = here(*words, "--no-such-flag")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"tt: no such flag: --no-such-flag; see `tt {' '.join(words)} --help`\n"
 
 

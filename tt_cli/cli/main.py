@@ -14,11 +14,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError, disk_remedy
@@ -83,7 +84,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command's module, then find the command as any group does."""
-        self.commands.update({entry.name: _for_rich(loaded(entry)) for entry in COMMANDS if entry.name == args[0]})
+        self.commands.update({entry.name: _for_rich(entry) for entry in COMMANDS if entry.name == args[0]})
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *unused: Any, **settings: Any) -> NoReturn:
@@ -190,10 +191,12 @@ def loaded(entry: CommandEntry) -> Any:
     return get_group(app).commands[entry.name]
 
 
-def _for_rich(command: Any) -> Any:
+@cache
+def _for_rich(entry: CommandEntry) -> Any:
     """The command with its examples under a heading, and no [text] in it that Rich takes for markup of its own."""
     from rich.markup import escape
 
+    command = loaded(entry)
     children = getattr(command, "commands", {})
     for name, child in children.items():
         lines = [line for line in command.epilog.splitlines() if line.startswith(f"tt {command.name} {name} ")]
@@ -225,10 +228,13 @@ def _with_value(error: typer.BadParameter) -> str:
     return message if value in message else f"{value}: {message}"
 
 
+_group = cache(lambda: get_command(app))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `tt` with `arguments` (default: those of the process) and return its exit code."""
     try:
-        app(arguments)
+        _group()(arguments)
     except SystemExit as end:
         if not isinstance(end.code, int):
             raise
