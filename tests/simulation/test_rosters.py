@@ -20,7 +20,7 @@ from simulation.virtual import in_virtual_time
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import RELAYS as ALL_TOLD
-from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan, hash_of
 
 MEMBERS, RELAYS, PATIENCE = 8, 3, 8.0
 
@@ -86,7 +86,13 @@ def nonsense(number: int, message: Any) -> Any:
     return wire.RENEWED.message((True,)) if number else message
 
 
-@pytest.mark.parametrize("lie", [honest, silent, of_others, nonsense])
+def hashes(number: int, message: Any) -> Any:
+    """What the leader has told already: members would blame it for entries that are none."""
+    (entries,) = wire.ROSTER.read(message)
+    return wire.ROSTER.message((tuple(map(hash_of, entries)),)) if number else message
+
+
+@pytest.mark.parametrize("lie", [honest, silent, of_others, nonsense, hashes])
 def test_all_come_to_one_group_whatever_relays_say(lie: Callable[[int, Any], Any]) -> None:
     group = Group(lie)
     results, seconds = in_virtual_time(group.round())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -380,7 +381,7 @@ class Averager(StateBridge, DecentralizedAverager):
         async def ask(member: PeerID) -> list[bytes]:
             try:
                 answer = await self._stub(member).rpc_roster(request, timeout=self.next_chunk_timeout)
-                entries = {hash_of(entry): entry for entry in wire.ROSTER.read(answer)[0]}
+                entries = {hashlib.sha256(entry).digest(): entry for entry in wire.ROSTER.read(answer)[0]}
                 return [entries[hash_of(entry)] for entry in group.gathered]
             except Exception as error:  # the next one is asked
                 logger.info(f"{member} did not tell who is in the group: {error!r}")
