@@ -297,15 +297,16 @@ class OnePart(AuditSampler):
 
 
 @pytest.mark.parametrize("part", [None, 0], ids=["inputs", "part"])
-@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "refuses"])
-def test_who_says_nothing_is_named_though_another_round_begins(part: int | None, hangs: bool) -> None:
+@pytest.mark.parametrize("conduct", ["hangs", "refuses", "hangs, then refuses"])
+def test_who_says_nothing_is_named_though_another_round_begins(part: int | None, conduct: str) -> None:
     """Where steps are short it begins before an answer is late. Who has overwritten what it sent just before is not."""
     outcomes, asked = honest_round(), list[PeerID]()
+    patience = 4.0 if conduct == "refuses" else 0.5
 
     async def doubts() -> dict[str, str]:
         rounds: dict[bytes, Any] = {GROUP: outcomes[0].commit}
-        audits = audits_of(outcomes, [], rounds, patience=0.5, sampler=OnePart())
-        loop, stub_of = asyncio.get_running_loop(), audits._stub_of
+        audits = audits_of(outcomes, [], rounds, patience=patience, sampler=OnePart())
+        loop, stub_of, all_asked = asyncio.get_running_loop(), audits._stub_of, asyncio.Event()
 
         class Stub:
             def __init__(self, peer: PeerID):
@@ -315,23 +316,24 @@ def test_who_says_nothing_is_named_though_another_round_begins(part: int | None,
                 if wire.AUDIT_REQUEST.read(request)[2] != part:
                     return await self.rest.rpc_audit(request, timeout)
                 asked.append(self.peer)
-                if not hangs:
-                    raise ValueError("it is overwritten")
+                if len(asked) == MOST_AUDITS:
+                    loop.call_later(0.9 * APART * patience, rounds.__setitem__, b"the next", None)
+                    all_asked.set()
                 async with asyncio.timeout(timeout):
-                    await asyncio.sleep(2 * timeout)
-                raise AssertionError("it was waited for")
+                    await all_asked.wait()
+                    await asyncio.sleep({"hangs": 2 * timeout, "refuses": 0.0}.get(conduct, 0.6 * patience))
+                raise ValueError("it is overwritten")
 
         audits._stub_of = Stub
         for _ in range(MOST_AUDITS + 1):
             audits.begin(rounds[GROUP])
-        loop.call_later(0.9 * APART * audits._patience, rounds.__setitem__, b"the next", None)
         await asyncio.gather(*audits._audits)
         return audits.begin(rounds[GROUP])
 
     found = asyncio.run(doubts())
     assert asked == [PEERS[2]] * MOST_AUDITS, "no more wait at once"
     words = "did not show what it sent" if part == 0 else "did not show its inputs in time"
-    assert found == ({str(PEERS[2]): words} if hangs else {})
+    assert found == ({} if conduct == "refuses" else {str(PEERS[2]): words})
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,14 @@ from tt_cli.swarm.allreduce.messages import (
 )
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
+from tt_cli.swarm.clock import loop_time
 
 logger = get_logger(__name__)
 
 MOST_AUDITS = 4  # that wait for an answer at once
 AMID_ROUND = 2  # times as long an answer is waited for where another round has begun meanwhile, and has the lines
 SHOWING = 16  # members of a round for each one more that is asked at once: an audit of many must end before the next
+REFUSING = 0.5  # times the patience: who refuses at once is heard so soon, also amid a round
 APART = 0.125  # times the patience: so early one may overwrite what it sent, before another one's next round begins
 
 
@@ -137,14 +139,20 @@ class Audits(ServicerBase):
             return finding
 
         async def ask(peer: PeerID, part: int | None, signed: bytes) -> bytes:
-            if peer == allreduce.me:
-                answer = allreduce.encoded(allreduce.parts_of(reducer)[index])
-            else:
-                request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
-                answer = await self._answer(peer, request, overtaken)
-            if hashlib.sha256(answer).digest() != signed:
-                raise ValueError("it showed something else than it signed")
-            return answer
+            asked = loop_time()
+            try:
+                if peer == allreduce.me:
+                    answer = allreduce.encoded(allreduce.parts_of(reducer)[index])
+                else:
+                    request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
+                    answer = await self._answer(peer, request, overtaken)
+                if hashlib.sha256(answer).digest() != signed:
+                    raise ValueError("it showed something else than it signed")
+                return answer
+            except Exception as error:
+                if loop_time() > asked + REFUSING * self._patience:  # it may have waited for the next round to say so
+                    raise TimeoutError from error
+                raise
 
         try:
             commitment = Commitment.read(envelope, self.rules.opened)
