@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -74,7 +76,15 @@ def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "whole"
 
 
-def test_what_a_live_writer_writes_is_left_alone(tmp_path: Path) -> None:
+def test_what_a_live_writer_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def of_nfs(file: IO[bytes], operation: int) -> None:
+        if not file.writable() and operation & fcntl.LOCK_EX:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
     busy = tmp_path / ".file.tmp"
     with busy.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)

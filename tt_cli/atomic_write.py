@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 PRIVATE = 0o600  # for its owner alone
 
@@ -48,7 +48,8 @@ def atomic_write(
 
 def remove_abandoned(temporary: Path, *, wait: bool = False) -> None:
     """Remove what a writer that died left behind. wait: for one that lives, until it is done; else leave it alone."""
-    with contextlib.suppress(FileNotFoundError), temporary.open("rb") as file:
+    mode = "r+b" if os.access(temporary, os.W_OK) else "rb"  # NFS locks for one alone what is open to be written to
+    with contextlib.suppress(FileNotFoundError), temporary.open(mode) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -79,7 +80,7 @@ def _created(temporary: Path, mode: int) -> Iterator[io.BufferedRandom]:
             _remove(temporary, file)
 
 
-def _remove(temporary: Path, file: BinaryIO) -> None:
+def _remove(temporary: Path, file: IO[bytes]) -> None:
     """Remove the name if it is this file's still, not a later one's."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
