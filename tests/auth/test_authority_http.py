@@ -19,6 +19,7 @@ import schemathesis
 from auth.peers import START, Clock, Peer, closed_run, made_authority
 from auth.running import Running
 from fastapi import FastAPI
+from hub_standin import HubStandin
 from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
@@ -33,6 +34,7 @@ from tt_cli.auth.authority.issuer import Authority
 from tt_cli.auth.authority.member_store import metadata
 from tt_cli.auth.authority_requests import MOST_ADDRESSES
 from tt_cli.errors import TTError
+from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
@@ -292,6 +294,22 @@ def test_while_the_hub_hangs_there_are_threads_for_notices_and_renewals(
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
         asyncio.run(asyncio.wait_for(ask(), MOST))
     assert codes == [200] + [503] * 60
+
+
+def test_a_login_that_was_granted_asks_whose_it_is_at_once(hub: HubStandin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is spent: where many ask, its user would have to type another one."""
+    monkeypatch.setattr(hub_client, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    hub.add_user("hf_ada", "Ada", role="oauth")
+    client = hub_client.HubClient()
+    login = client.begin_login("app-1")
+    hub.decide(login.user_code, "approve:hf_ada")
+    monkeypatch.setattr(client._slots, "release", lambda: None)  # others take what gets free
+    account = client.login_granted("app-1", login.device_code)
+    assert account is not None and account.name == "Ada"
+    with pytest.raises(HubUnreachable, match="too many questions"):
+        client.user_of_token("hf_ada")
 
 
 def test_who_asks_nothing_or_never_to_the_end_is_hung_up_on(authority: Authority) -> None:

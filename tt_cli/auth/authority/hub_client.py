@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from tt_cli.auth.authority_requests import PROOF_REPOSITORY
 from tt_cli.hub.hub_files import PLAIN, HubUnreachable, TooLong, plain_body
 
 TIMEOUT = 10.0  # seconds for one answer of the Hub
-MOST_AT_ONCE = 16  # questions under way; more, or waiting ones, would leave no thread for those who need none
+MOST_AT_ONCE = 16  # requests that ask; more, or waiting ones, would leave no thread for those who need none
 MOST_PAGES = 200  # of an organisation's members
 MAX_ANSWER = 2**20  # bytes of one answer
 MAX_PROOF = 4096  # bytes of a proof file
@@ -107,13 +108,14 @@ class HubClient:
 
         repository = f"{user}/{PROOF_REPOSITORY}"
         about = f"{repository} on the Hub"
-        repo = self._json(_Repository, "GET", f"/api/models/{quote(user)}/{PROOF_REPOSITORY}/revision/main", about)
-        if repo.id.casefold() != repository.casefold():  # the Hub follows renamed accounts
-            raise IdentityNotProven(f"{repository} now belongs to somebody else")
-        if repo.sha is None or repo.private:
-            raise IdentityNotProven(f"{repository} is not to be read by everyone")
-        address = hf_hub_url(repo.id, path, revision=repo.sha)
-        data, _ = self._ask("GET", address, f"{path} in {about}", limit=MAX_PROOF)
+        with self._slot():
+            repo = self._json(_Repository, "GET", f"/api/models/{quote(user)}/{PROOF_REPOSITORY}/revision/main", about)
+            if repo.id.casefold() != repository.casefold():  # the Hub follows renamed accounts
+                raise IdentityNotProven(f"{repository} now belongs to somebody else")
+            if repo.sha is None or repo.private:
+                raise IdentityNotProven(f"{repository} is not to be read by everyone")
+            address = hf_hub_url(repo.id, path, revision=repo.sha)
+            data, _ = self._ask("GET", address, f"{path} in {about}", limit=MAX_PROOF)
         try:
             return repo.id.partition("/")[0], _read(dict[str, Any], data)
         except HubUnreachable:
@@ -125,37 +127,41 @@ class HubClient:
         at, names = self._members.get(key, (-float("inf"), frozenset()))
         age = time.monotonic() - at
         if age > FRESH_SECONDS or (user.casefold() not in names and age > AGAIN_SECONDS):
-            names = frozenset(self._listed(organisation))
+            with self._slot():
+                names = frozenset(self._listed(organisation))
             self._members[key] = (time.monotonic(), names)
         return user.casefold() in names
 
     def begin_login(self, client_id: str) -> DeviceLogin:
         """Begin OAuth's device flow (RFC 8628)."""
         form = {"client_id": client_id, "scope": SCOPES}
-        return self._json(DeviceLogin, "POST", "/oauth/device", "its login", data=form)
+        with self._slot():
+            return self._json(DeviceLogin, "POST", "/oauth/device", "its login", data=form)
 
     def login_granted(self, client_id: str, device_code: str) -> Account | None:
         """The user who logged in; None while nobody did. The token that proves it is used once, here, and dropped."""
         form = {"grant_type": DEVICE_GRANT, "device_code": device_code, "client_id": client_id}
-        grant = self._json(_Grant, "POST", "/oauth/token", "its login", data=form, accept=(400,))
-        if grant.error in ("authorization_pending", "slow_down"):
-            return None
-        if grant.error is not None or grant.access_token is None:
-            reason = LOGIN_FAILURES.get(grant.error or "", "the Hub refuses it")
-            raise IdentityNotProven(f"the login did not come about: {reason}")
-        for left in (2, 1, 0):  # the code is spent: without an answer now, its user would have to type another one
-            try:
-                info = self._json(_UserInfo, "GET", "/oauth/userinfo", "the user", token=grant.access_token)
-                break
-            except HubUnreachable:
-                if not left:
-                    raise
-                time.sleep(0.2)
+        with self._slot():  # for both questions
+            grant = self._json(_Grant, "POST", "/oauth/token", "its login", data=form, accept=(400,))
+            if grant.error in ("authorization_pending", "slow_down"):
+                return None
+            if grant.error is not None or grant.access_token is None:
+                reason = LOGIN_FAILURES.get(grant.error or "", "the Hub refuses it")
+                raise IdentityNotProven(f"the login did not come about: {reason}")
+            for left in (2, 1, 0):  # the code is spent: without an answer now, its user would have to type another one
+                try:
+                    info = self._json(_UserInfo, "GET", "/oauth/userinfo", "the user", token=grant.access_token)
+                    break
+                except HubUnreachable:
+                    if not left:
+                        raise
+                    time.sleep(0.2)
         return Account(info.preferred_username, frozenset(org.preferred_username.casefold() for org in info.orgs))
 
     def user_of_token(self, token: str) -> Account:
         """Whose access token that is. Raises IdentityNotProven too for a token that may do more than read."""
-        answer = self._json(_WhoAmI, "GET", "/api/whoami-v2", "the user", token=token)
+        with self._slot():
+            answer = self._json(_WhoAmI, "GET", "/api/whoami-v2", "the user", token=token)
         if answer.type != "user":
             raise IdentityNotProven("the token belongs to no user")
         if (answer.token_kind, answer.token_role) != ("access_token", "read"):
@@ -163,6 +169,16 @@ class HubClient:
                 'only an access token of the type "read" is taken: this one could do more than prove a name'
             )
         return Account(answer.name, frozenset(org.name.casefold() for org in answer.organisations))
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """The place of a request that asks. Raises HubUnreachable where all are taken."""
+        if not self._slots.acquire(blocking=False):
+            raise HubUnreachable("too many questions to the Hub are under way; try again later")
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     def _listed(self, organisation: str) -> Iterator[str]:
         from huggingface_hub.constants import ENDPOINT
@@ -200,8 +216,6 @@ class HubClient:
         headers = PLAIN | ({"Authorization": f"Bearer {token}"} if token else {})
         request: dict[str, Any] = {"headers": headers, "data": data, "timeout": TIMEOUT}
         stream = get_session().stream(method, address, follow_redirects=token is None, **request)
-        if not self._slots.acquire(blocking=False):
-            raise HubUnreachable("too many questions to the Hub are under way; try again later")
         try:
             with stream as answer:
                 body = plain_body(answer, limit)
@@ -209,8 +223,6 @@ class HubClient:
             raise IdentityNotProven(f"{missing} is longer than {limit} bytes") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # in words that quote none of the request
             raise HubUnreachable(f"the Hugging Face Hub cannot be reached ({type(error).__name__})") from None
-        finally:
-            self._slots.release()
         if answer.status_code == 200 or answer.status_code in accept:
             return body, answer.links.get("next", {}).get("url")
         if answer.status_code in (401, 403, 404):
