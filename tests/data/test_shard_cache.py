@@ -182,7 +182,7 @@ def test_shards_on_a_disk_that_can_only_be_read_are_read(
 
 def most_taken(folder: Path, stride: int) -> int:
     """In a process of its own: bring shards, and tell how many bytes lay there at most."""
-    cache, most = ShardCache(folder, 5000, print), 0
+    cache, most = ShardCache(folder, 5000, pytest.fail), 0  # each shard is kept
     for turn in range(150):
         name = "abcdefgh"[turn * stride % 8]
         assert read(cache.bring(name, Source().of(name))) == name.encode() * 1000
