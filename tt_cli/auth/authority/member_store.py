@@ -49,7 +49,7 @@ audit = _table(
 sa.Index("ix_members_user", members.c.user)
 sa.Index("ix_used_expires", used.c.expires)
 
-KEPT = (members, bans, orders, audit)  # in a backup: all but the used nonces, which are worth minutes
+KEPT = (orders, members, bans, audit)  # in a backup: all but the used nonces; the table first that writers lock
 
 
 class TooManyPeers(Exception):
