@@ -145,7 +145,7 @@ class ConductedRendezvous(LeaderRendezvous):
         prefix: str,
         seeker: Callable[[], StepControl],
         handed_out: Callable[[GroupInfo], Sequence[bytes]],
-        fetched: Callable[[GroupInfo], Awaitable[Sequence[bytes]]],
+        fetched: Callable[[GroupInfo], Awaitable[Mapping[PeerID, bytes]]],
     ):
         super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))), fetched)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +61,6 @@ from tt_cli.swarm.allreduce.round_plan import (
     RoundPlan,
     entry_of,
     group_id_of,
-    hash_of,
     join_in,
     longest_search,
     member_in,
@@ -374,20 +372,23 @@ class Averager(StateBridge, DecentralizedAverager):
         counting = [envelope for _, envelope in newest.values()]
         return [entry_of(join, counting if peer == self.peer_id else ()) for peer, (join, _) in entries.items()]
 
-    async def _fetched(self, group: GroupInfo) -> Sequence[bytes]:
-        """The entries of a group of which the leader told hashes, from others of its members: all have them soon."""
-        request = wire.ROSTER_REQUEST.message((group_id_of(group.gathered),))
+    async def _fetched(self, group: GroupInfo) -> Mapping[PeerID, bytes]:
+        """The entries of a group of which the leader told the id, from others of its members: all have them soon."""
+        group_id, opened = group.gathered[0], self.signer.opened
 
-        async def ask(member: PeerID) -> list[bytes]:
+        async def ask(member: PeerID) -> dict[PeerID, bytes]:
             try:
+                request = wire.ROSTER_REQUEST.message((group_id,))
                 answer = await self._stub(member).rpc_roster(request, timeout=self.next_chunk_timeout)
-                entries = {hashlib.sha256(entry).digest(): entry for entry in wire.ROSTER.read(answer)[0]}
-                return [entries[hash_of(entry)] for entry in group.gathered]
+                (entries,) = wire.ROSTER.read(answer)
+                if group_id_of(entries) != group_id:
+                    raise ValueError("joins of another group")
+                return {PeerID.from_base58(read_join(read_entry(entry)[0], opened)[0]): entry for entry in entries}
             except Exception as error:  # the next one is asked
                 logger.info(f"{member} did not tell who is in the group: {error!r}")
-                return []
+                return {}
 
-        members, asked = self._keys().relays_of(group), set[asyncio.Task[list[bytes]]]()
+        members, asked = self._keys().relays_of(group), set[asyncio.Task[dict[PeerID, bytes]]]()
         try:
             while members or asked:
                 asked |= {asyncio.create_task(ask(member)) for member in members[:1]}

@@ -3,7 +3,7 @@
 In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
 signed records say who should come, and the state, which nobody knows before, says which of them leads; the others go to
 it directly. The leader hands out all signed joins, and decides nothing about them. They are a kilobyte each, so of a
-large group it sends them to some of the members, and to the others their hashes: these ask those for the joins.
+large group it sends them to some of the members, and to the others the group's id: these ask those for the joins.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import (
+    GROUP_BYTES,
     NotProven,
     Opened,
     RoundName,
@@ -47,7 +48,6 @@ POLL_SECONDS, ASKED_A_SECOND = 0.1, 200  # between two requests to the leader; b
 SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
 RELAYS, ASKED = 16, 3  # members of a group whom the leader tells all joins; of them, whom another one asks
-ENTRY_HASH = 32  # bytes; an entry has hundreds
 SKEW = 3.0  # seconds between two clocks: hivemind's DHT takes no more
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
@@ -292,27 +292,21 @@ def joins_of(
     return joins
 
 
-def hash_of(entry: bytes) -> bytes:
-    """The hash (32,) that stands for a member's entry; its own."""
-    return entry if len(entry) == ENTRY_HASH else hashlib.sha256(entry).digest()
-
-
 def group_id_of(gathered: Sequence[bytes]) -> bytes:
-    """A group's id (32,): the hash of all of its members' joins, or of their hashes, in whatever order they come."""
-    return hashlib.sha256(b"".join(sorted(map(hash_of, gathered)))).digest()
+    """A group's id (32,): the hash of all of its members' joins, in whatever order they come."""
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(entry).digest() for entry in gathered))).digest()
 
 
 def roster_bytes(join: int, members: int) -> int:
-    """What a leader sends of the joins, of so many bytes each, to a group of so many members."""
-    told, hashed = min(members - 1, RELAYS), max(0, members - 1 - RELAYS)
-    return members * (told * join + hashed * ENTRY_HASH)
+    """What a leader sends to a group of so many members, whose joins have so many bytes each."""
+    return members * (min(members, RELAYS) * join + GROUP_BYTES)
 
 
 class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    seeker: what looks for a group now. handed_out: what members are told of each. fetched: the entries of a group of
-    which the leader told hashes. formed: ids of the newest groups of this peer, each with what looked for it, and with
+    seeker: what looks for a group now. handed_out: what members are told of each. fetched: the group of which the
+    leader told the id. formed: ids of the newest groups of this peer, each with what looked for it, and with
     all entries.
     """
 
@@ -324,14 +318,14 @@ class LeaderRendezvous(GroupKeyManager):
         prefix: str,
         seeker: Callable[[], StepControl],
         handed_out: Callable[[GroupInfo], Sequence[bytes]] = lambda group: group.gathered,
-        fetched: Callable[[GroupInfo], Awaitable[Sequence[bytes]]] | None = None,
+        fetched: Callable[[GroupInfo], Awaitable[Mapping[PeerID, bytes]]] | None = None,
     ):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.plan = RoundPlan()
         self.formed: list[tuple[bytes, StepControl, GroupInfo]] = []
         self._seeker, self._handed_out, self._fetched = seeker, handed_out, fetched
         self._asked, self._forming = -math.inf, asyncio.Condition()
-        self._relayed: tuple[bytes, frozenset[PeerID], dict[bytes, bytes]] = (b"", frozenset(), {})
+        self._relayed: tuple[bytes, list[PeerID], bytes] = b"", [], b""
 
     @property
     def current_key(self) -> str:
@@ -370,8 +364,10 @@ class LeaderRendezvous(GroupKeyManager):
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered, as hivemind's leader hands it out from here on."""
-        if self._fetched is not None and any(len(entry) == ENTRY_HASH for entry in group_info.gathered):
-            object.__setattr__(group_info, "gathered", tuple(await self._fetched(group_info)))
+        if self._fetched is not None and {*map(len, group_info.gathered)} == {GROUP_BYTES}:
+            entries = await self._fetched(group_info)
+            object.__setattr__(group_info, "peer_ids", tuple(entries))
+            object.__setattr__(group_info, "gathered", tuple(entries.values()))
         object.__setattr__(group_info, "gathered", tuple(self._handed_out(group_info)))
         group = group_id_of(group_info.gathered), self._seeker(), group_info
         async with self._forming:
@@ -391,32 +387,31 @@ class LeaderRendezvous(GroupKeyManager):
         return group.gathered
 
     def told(self, message: averaging_pb2.MessageFromLeader, peer: PeerID, opened: Opened) -> None:
-        """Leave it to relays to tell a member the joins of the group of this message: it has their hashes instead.
+        """Leave it to relays to tell a member the joins of the group of this message: it has the group's id instead.
 
-        Relays are those of the fastest lines, as they say, who accept connections. They come before the leader in it.
+        And the ids of the relays, those of the fastest lines, as they say, who accept connections, for each member in
+        another order; the leader's; its own.
         """
         if len(message.gathered) <= self.relays + 1:
             return
         if message.group_id != self._relayed[0]:
+            members = list(map(PeerID, message.ordered_peer_ids))
             joins = {
-                member: join_in(entry, member, opened)
-                for member, entry in zip(map(PeerID, message.ordered_peer_ids), message.gathered, strict=True)
+                member: join_in(entry, member, opened) for member, entry in zip(members, message.gathered, strict=True)
             }
             listening = [member for member, join in joins.items() if join.listens and member != self.peer_id]
             relays = sorted(listening, key=lambda member: -joins[member].upload)[: self.relays]
-            hashes = dict(zip(joins, map(hash_of, message.gathered), strict=True))
-            order = dict.fromkeys([*relays, self.peer_id, *joins])
-            hashed = {member.to_bytes(): hashes[member] for member in order}
-            self._relayed = message.group_id, frozenset(relays), hashed
-        _, told, hashed = self._relayed
-        if told and peer not in told:
+            self._relayed = message.group_id, relays, group_id_of(message.gathered)
+        _, relays, group_id = self._relayed
+        if relays and peer not in relays:
+            first = list(message.ordered_peer_ids).index(peer.to_bytes()) % len(relays)
+            told = [*relays[first:], *relays[:first], self.peer_id, peer]
             del message.ordered_peer_ids[:], message.gathered[:]
-            message.ordered_peer_ids.extend(hashed.keys())
-            message.gathered.extend(hashed.values())
+            message.ordered_peer_ids.extend(member.to_bytes() for member in told)
+            message.gathered.extend([group_id] * len(told))
 
     def relays_of(self, group: GroupInfo) -> list[PeerID]:
-        """Those whom a member asks, in its order: each begins with another one; the leader at last."""
+        """Those whom this member asks, one after the other; the leader at last."""
         leader = PeerID.from_base58(self.plan.leader)
         relays = list(itertools.takewhile(lambda member: member != leader, group.peer_ids))
-        first = group.peer_ids.index(self.peer_id) % max(1, len(relays))
-        return [*(relays[first:] + relays[:first])[:ASKED], leader]
+        return [*relays[:ASKED], leader]
