@@ -18,6 +18,7 @@ import torch
 from end_to_end.conftest import tiny_run
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
+from testbed.stopping import stop
 
 from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.training_state import TrainingState, received_state
@@ -138,7 +139,7 @@ def give_up(received: int, total: int, donors: int) -> None:
 def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> None:
     donor, taker = peers
     donor.hold(6, seed=6)
-    os.kill(donor.averager.pid, signal.SIGSTOP)
+    stop(donor.averager.pid)
     try:
         with pytest.raises(NoState, match="nothing came for 2 s"):
             taker.averager.take_state(None, 2.0)

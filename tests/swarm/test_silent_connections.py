@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from testbed.namespaces import Network
+from testbed.stopping import stop
 
 from tt_cli.run import load_run
 from tt_cli.swarm.membership.rsa_identity import claim_identity
@@ -112,12 +113,12 @@ def test_who_is_hung_up_on_is_dialled_anew(tmp_path: Path) -> None:
         assert ben.run_coroutine(partial(closed, silent={("127.0.0.1", 1)})) == (set(), known)
         daemon = daemon_pid(anna)
         assert daemon is not None
-        os.kill(daemon, signal.SIGSTOP)
+        stop(daemon)
         assert ben.run_coroutine(partial(closed, silent=remotes)) == (set(), known), "nobody answers there"
         os.kill(daemon, signal.SIGCONT)
         assert ben.run_coroutine(partial(closed, silent=remotes)) == ({*known}, [])
         assert ben.run_coroutine(called)
         remotes = {one.remote for one in connections_of(ben.pid)}
-        os.kill(daemon, signal.SIGSTOP)
+        stop(daemon)
         assert ben.run_coroutine(partial(closed, silent=remotes, living=remotes)) == ({*known}, [])
         os.kill(daemon, signal.SIGCONT)
