@@ -123,14 +123,13 @@ async def test_who_sends_next_to_nothing_does_not_hold_up_one_that_takes_from_on
 @pytest.mark.slow
 @over_libp2p
 async def test_who_sends_chunks_in_another_order_than_they_were_asked_for_is_refused(net: Network) -> None:
-    def backwards(owed: deque[int], *asked: Any) -> None:
-        promise(owed, *asked)
-        owed.reverse()
+    class Backwards(StateCopy):
+        def promise(self, owed: deque[int], *asked: Any) -> None:
+            super().promise(owed, *asked)
+            owed.reverse()
 
     bad, good = await net.node(STATE), await net.node(STATE)
-    copy = StateCopy(STATE.tree(), copy_of(STATE)[1])
-    copy.promise, promise = backwards, copy.promise  # type: ignore[method-assign]
-    bad.donor._keep(copy)
+    bad.donor._keep(Backwards(STATE.tree(), copy_of(STATE)[1]))
     net.signed = [bad.record(), good.record(role="aux")]
     taker = net.taker(at_once=1)
     assert_is(await take(taker), STATE)

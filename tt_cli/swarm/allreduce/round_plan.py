@@ -298,7 +298,7 @@ def group_id_of(gathered: Sequence[bytes]) -> bytes:
 
 
 def roster_bytes(join: int, members: int) -> int:
-    """What a leader sends to a group of so many members, whose joins have so many bytes each."""
+    """Bytes that a leader sends to a group of so many members, whose joins have so many each."""
     return members * (min(members, RELAYS) * join + GROUP_BYTES)
 
 

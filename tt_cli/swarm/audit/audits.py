@@ -198,7 +198,7 @@ class Audits(ServicerBase):
         return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, parts))
 
     async def _answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo, overtaken: Callable[[], bool]) -> bytes:
-        """What a member shows. Raises TimeoutError."""
+        """A member's answer to an audit. Raises TimeoutError, and whatever the connection raises."""
         call = asyncio.ensure_future(self._stub_of(peer).rpc_audit(request, timeout=AMID_ROUND * self._patience))
         try:
             _, waits = await asyncio.wait({call}, timeout=self._patience)
