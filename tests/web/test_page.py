@@ -257,6 +257,8 @@ def test_without_events_it_asks_again_and_again(context: BrowserContext, served:
                 page.clock.run_for(5_000)  # before it counts as gone
                 shown = [page.locator(place).inner_text() for place in ("#f-step", "#foot-state")]
             expect(page.locator("#readout")).to_contain_text(f"Step {step} ")
+        page.clock.run_for(40_000)  # it tries the events again
+        expect(page.locator("#foot-state")).to_have_text("Asked every few seconds.")
         expect(page.locator("#notice")).to_be_hidden()
         context.close()
         proxy.shutdown()

@@ -57,10 +57,6 @@ export class Live {
     this.eventsAt = Date.now();
     const events = new EventSource("api/events");
     this.events = events;
-    events.onopen = () => {
-      this.open = true;
-      this.heard(this.era !== null); // again: steps may have been made meanwhile
-    };
     events.onerror = () => {
       this.open = false;
       if (events.readyState === EventSource.CLOSED) {
@@ -68,11 +64,12 @@ export class Live {
       }
       if (!this.asking) void this.ask();
     };
-    events.addEventListener("snapshot", (event) =>
-      this.take(JSON.parse((event as MessageEvent<string>).data) as Snapshot),
-    );
+    events.addEventListener("snapshot", (event) => {
+      this.told();
+      this.take(JSON.parse((event as MessageEvent<string>).data) as Snapshot);
+    });
     events.addEventListener("step", (event) => {
-      this.heard();
+      this.told();
       const { era, ...step } = JSON.parse((event as MessageEvent<string>).data) as Step & { era: string };
       const back = this.era !== null && era !== this.era;
       this.era = era;
@@ -80,6 +77,13 @@ export class Live {
       if (back) this.on.back();
       this.on.step(step);
     });
+  }
+
+  /** An event came: that a connection is open says nothing, what is on the way may hold up all that comes after. */
+  private told(): void {
+    const again = !this.open && this.era !== null; // steps may have been made meanwhile
+    this.open = true;
+    this.heard(again);
   }
 
   private async ask(): Promise<void> {
