@@ -267,15 +267,18 @@ def test_who_averages_what_nobody_in_the_round_sent_is_named_for_it() -> None:
         patch.setattr(lying, "inputs", made)
         audit = audits_of(outcomes, [], {}).audit(outcomes[0].allreduce, (PEERS[2], 0), {str(PEERS[2]): envelope})
         finding = asyncio.run(audit)
-    assert finding == Finding(doubts={str(PEERS[2]): "averaged what nobody in the round sent"}, silent=True)
+    assert finding == Finding(doubts={str(PEERS[2]): "averaged what nobody in the round sent"})
+
+
+class InOrder(AuditSampler):
+    """Picks the first part of each reducer, one after the other."""
+
+    def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
+        return next(((peer, 0) for peer in PEERS[1:] if peer not in silent), None)
 
 
 def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
     """Not after who answered, be it that a sender did not."""
-
-    class InOrder(AuditSampler):
-        def pick(self, allreduce: AllReduce, silent: Collection[PeerID] = ()) -> Place | None:
-            return next(((peer, 0) for peer in PEERS[1:] if peer not in silent), None)
 
     async def doubts(*silent: PeerID) -> dict[str, str]:
         rounds = {GROUP: outcomes[0].commit}
@@ -287,6 +290,42 @@ def test_after_who_does_not_answer_the_next_that_looks_wrong_is_asked() -> None:
     outcomes = honest_round()
     assert list(asyncio.run(doubts(*PEERS[1:]))) == [str(peer) for peer in PEERS[1:]]
     assert asyncio.run(doubts(*PEERS[2:])) == {str(PEERS[2]): "did not show what it sent"}
+
+
+@pytest.mark.parametrize("part", [None, 0], ids=["inputs", "part"])
+def test_while_one_leaves_an_audit_hanging_the_next_that_looks_wrong_is_asked(
+    monkeypatch: pytest.MonkeyPatch, part: int | None
+) -> None:
+    """Where steps are short there would be time for one of them alone in each round."""
+    monkeypatch.setattr(audits_module, "SOON", 0.01)
+    outcomes, hung = honest_round(), list[PeerID]()
+
+    async def look() -> dict[str, str]:
+        rounds = {GROUP: outcomes[0].commit}
+        audits = audits_of(outcomes, [], rounds, patience=8.0, sampler=InOrder())
+        stub_of, last = audits._stub_of, asyncio.Event()
+
+        class Stub:
+            def __init__(self, peer: PeerID):
+                self.peer, self.rest = peer, stub_of(peer)
+
+            async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+                _, reducer, index = wire.AUDIT_REQUEST.read(request)
+                if self.peer != PEERS[3] and reducer == str(self.peer) and index == part:
+                    await last.wait()
+                    hung.append(self.peer)
+                    raise ValueError("only now")
+                if self.peer == PEERS[3] and reducer == str(self.peer):
+                    last.set()
+                return await self.rest.rpc_audit(request, timeout)
+
+        audits._stub_of = Stub
+        audits.begin(rounds[GROUP])
+        await asyncio.gather(*audits._audits)
+        return audits.begin(rounds[GROUP])
+
+    doubts = asyncio.run(look())
+    assert hung == PEERS[1:3] and doubts.keys() == {str(peer) for peer in hung}
 
 
 class OnePart(AuditSampler):

@@ -7,8 +7,9 @@ everybody can check: it is kept, passed on to the other members (evidence.py), a
 round.
 
 Parts are picked when the averages are signed. A sender that does not show its part keeps the reducer from being proven
-guilty, so it is named. When another round begins an audit asks for nothing more, as what was sent is overwritten; who
-has been asked by then, and says nothing at all, is named all the same.
+guilty, so it is named; and who says nothing keeps no other reducer from being asked in its round. When another round
+begins an audit asks for nothing more, as what was sent is overwritten; who has been asked by then, and says nothing at
+all, is named all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
@@ -44,10 +46,11 @@ from tt_cli.swarm.clock import loop_time
 
 logger = get_logger(__name__)
 
-MOST_AUDITS = 4  # that wait for an answer at once
+MOST_AUDITS = 4  # rounds of which some wait for an answer at once
 AMID_ROUND = 2  # times as long an answer is waited for where another round has begun meanwhile, and has the lines
 SHOWING = 16  # members of a round for each one more that is asked at once: an audit of many must end before the next
 REFUSING = 0.5  # times the patience: who refuses at once is heard so soon, also amid a round
+SOON = 0.125  # times the patience: who has shown nothing by then may do so yet, and the next that looks wrong is asked
 APART = 0.125  # times the patience: so early one may overwrite what it sent, before another one's next round begins
 
 
@@ -55,14 +58,13 @@ APART = 0.125  # times the patience: so early one may overwrite what it sent, be
 class Finding:
     """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven.
 
-    hung: the same of who did not answer. silent: the reducer did not show its inputs, or some that are no member's.
+    hung: the same of who did not answer.
     """
 
     proven: bytes = b""
     guilty: str = ""
     doubts: dict[str, str] = field(default_factory=dict)
     hung: dict[str, str] = field(default_factory=dict)
-    silent: bool = False
 
 
 class Audits(ServicerBase):
@@ -104,26 +106,41 @@ class Audits(ServicerBase):
         return doubts
 
     async def _look(self, commit: CommitProtocol, late: bool, overtaken: Callable[[], bool]) -> None:
-        for phase in commit.phases:
-            await self._look_at(phase, late, overtaken)
+        """Audit parts of each phase, up to one whose reducer shows what is its own.
 
-    async def _look_at(self, phase: CommitProtocol, late: bool, overtaken: Callable[[], bool]) -> None:
-        """late: rounds later than its own; nobody need have kept what it sent then."""
-        allreduce, silent = phase.allreduce, set[PeerID]()
-        while not overtaken() and (place := await asyncio.to_thread(self._sampler.pick, allreduce, silent)) is not None:
-            finding = await self.audit(allreduce, place, phase.checked, overtaken)
-            since = [self._proven(Finding(), Accusation.read(unlike)) for unlike in phase.proofs.values()]
-            for one in (finding, *since):
-                if one.proven and self.proofs.keep(one.guilty, one.proven):
-                    others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {one.guilty}
-                    await self._pass_on({one.guilty: sorted(others)})
-            if finding.doubts:
-                await asyncio.sleep(APART * self._patience)
-            if not late:
-                self._doubts |= finding.hung | ({} if overtaken() else finding.doubts)
-            if not finding.silent:
-                break
-            silent.add(place[0])
+        late: rounds later than its own; nobody need have kept what it sent then.
+        """
+        async with asyncio.TaskGroup() as audits:
+            for phase in commit.phases:
+                silent, pick = set[PeerID](), self._sampler.pick
+                while not overtaken() and (place := await asyncio.to_thread(pick, phase.allreduce, silent)) is not None:
+                    shows = asyncio.Future[None]()
+                    look = self._look_at(phase, place, late, overtaken, partial(shows.set_result, None))
+                    soon, first = SOON * self._patience, asyncio.FIRST_COMPLETED
+                    await asyncio.wait({audits.create_task(look), shows}, timeout=soon, return_when=first)
+                    if shows.done():
+                        break
+                    silent.add(place[0])
+
+    async def _look_at(
+        self,
+        phase: CommitProtocol,
+        place: Place,
+        late: bool,
+        overtaken: Callable[[], bool],
+        shows: Callable[[], None],
+    ) -> None:
+        allreduce = phase.allreduce
+        finding = await self.audit(allreduce, place, phase.checked, overtaken, shows)
+        since = [self._proven(Finding(), Accusation.read(unlike)) for unlike in phase.proofs.values()]
+        for one in (finding, *since):
+            if one.proven and self.proofs.keep(one.guilty, one.proven):
+                others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {one.guilty}
+                await self._pass_on({one.guilty: sorted(others)})
+        if finding.doubts:
+            await asyncio.sleep(APART * self._patience)
+        if not late:
+            self._doubts |= finding.hung | ({} if overtaken() else finding.doubts)
 
     async def audit(
         self,
@@ -131,8 +148,12 @@ class Audits(ServicerBase):
         place: Place,
         commitments: Mapping[str, bytes],
         overtaken: Callable[[], bool] = lambda: False,
+        shows: Callable[[], None] = lambda: None,
     ) -> Finding:
-        """Compute one part again. Never raises for what others do. commitments: peer id → envelope."""
+        """Compute one part again. Never raises for what others do.
+
+        commitments: peer id → envelope. shows: called once the reducer has shown its inputs, and its own part of them.
+        """
         reducer, index = place
         envelope, finding = commitments.get(str(reducer)), Finding()
         if envelope is None:
@@ -158,10 +179,10 @@ class Audits(ServicerBase):
             commitment = Commitment.read(envelope, self.rules.opened)
             packed = await ask(reducer, None, commitment.inputs)
         except TimeoutError:
-            return Finding(hung={str(reducer): "did not show its inputs in time"}, silent=True)
+            return Finding(hung={str(reducer): "did not show its inputs in time"})
         except Exception as error:  # P2P errors of many types
             words = f"did not show its inputs ({str(error) or type(error).__name__})"
-            return Finding(doubts={str(reducer): words}, silent=True)
+            return Finding(doubts={str(reducer): words})
         try:
             inputs = Inputs.read(packed)
             openings = read_openings(inputs, commitment, self.rules)
@@ -169,9 +190,11 @@ class Audits(ServicerBase):
             return self._proven(finding, Accusation(envelope, packed, index, ()))
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
         if not used.keys() <= allreduce.group.limits.keys():  # as it signed these itself, it is the one to name
-            return Finding(doubts={str(reducer): "averaged what nobody in the round sent"}, silent=True)
+            return Finding(doubts={str(reducer): "averaged what nobody in the round sent"})
         if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
             finding.doubts[str(reducer)] = "left out what this peer sent"
+        if str(reducer) not in used:
+            shows()
         shown, me = dict[str, bytes](), str(allreduce.me)
         # who may lie first; all members audit at about the same time: each goes on with the one after itself
         order = iter(sorted(openings, key=lambda one: (one.sender != str(reducer), one.sender <= me)))
@@ -184,6 +207,8 @@ class Audits(ServicerBase):
                 try:
                     counts = used[opening.sender] > index and opening.hashes
                     shown[opening.sender] = await ask(sender, index, opening.hashes[index]) if counts else b""
+                    if sender == reducer:
+                        shows()
                 except Exception as error:  # P2P errors of many types
                     logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
                     lacking.add(sender)
