@@ -39,7 +39,7 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.messages import SignedJoin, Signer
-from tt_cli.swarm.allreduce.round_plan import member_in
+from tt_cli.swarm.allreduce.rendezvous import member_in
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.pass_guard import frame

@@ -32,7 +32,7 @@ from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES, MISSING
 from tt_cli.swarm.allreduce.clipping.centered_clip import FEWEST
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven, RoundName, SignedVote, average_hash
-from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.allreduce.rendezvous import KEPT_GROUPS
 from tt_cli.swarm.allreduce.votes import PartStatus, group_of, read_status
 from tt_cli.swarm.records.consensus import STEPS_APART, shared_voices
 

@@ -20,7 +20,7 @@ from testbed.attacks.neighbours import NAMED, named
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.messages import Commitment, RoundName, SignedVote
-from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
+from tt_cli.swarm.allreduce.rendezvous import entry_of, read_entry
 from tt_cli.swarm.allreduce.votes import group_of, read_status
 from tt_cli.swarm.records.dht_protocol import node_id_of, tag_of
 

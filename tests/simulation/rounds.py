@@ -26,8 +26,9 @@ from simulation.virtual import Process, VirtualClock
 
 from tt_cli.run import RunConfig
 from tt_cli.swarm.allreduce.messages import Signer, open_envelope
+from tt_cli.swarm.allreduce.rendezvous import LeaderRendezvous
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.rsa_identity import peer_id_of

@@ -18,9 +18,10 @@ from simulation.rounds import LinedPeer, group_seconds
 from simulation.virtual import in_virtual_time
 
 from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.rendezvous import RELAYS as ALL_TOLD
+from tt_cli.swarm.allreduce.rendezvous import LeaderRendezvous
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import RELAYS as ALL_TOLD
-from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 
 MEMBERS, RELAYS, PATIENCE = 8, 3, 8.0
 
@@ -111,10 +112,10 @@ def test_a_stranger_is_told_nothing() -> None:
         group, words = Group(honest), list[str]()
         await group.round()
         first, stranger = group.peers[0].averager, PeerID(b"stranger")
-        (group_id, _, _), patience = first._keys().formed[-1], 1.0
+        group_id, _, _ = first._keys().formed[-1]
         for asked, asker in ((group_id, stranger), (bytes(32), first.peer_id)):
             try:
-                await first._keys().entries(asked, asker, patience)
+                await first._keys().entries(asked, asker)
             except (ValueError, TimeoutError) as error:
                 words.append(str(error) or type(error).__name__)
         return words

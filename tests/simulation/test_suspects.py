@@ -25,17 +25,8 @@ from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.commit import CommitProtocol, LastVote
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, Lock, RoundName, SignedJoin, SignedVote
-from tt_cli.swarm.allreduce.round_plan import (
-    SKEW,
-    Contribution,
-    FalseGroup,
-    RoundGroup,
-    RoundPlan,
-    entry_of,
-    group_id_of,
-    join_in,
-    read_entry,
-)
+from tt_cli.swarm.allreduce.rendezvous import SKEW, FalseGroup, entry_of, group_id_of, join_in, read_entry
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundGroup, RoundPlan
 from tt_cli.swarm.allreduce.votes import liars_among
 from tt_cli.swarm.averager import JOIN_BYTES, Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS

@@ -12,15 +12,14 @@ import pytest
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MPFuture, get_dht_time
-from swarm.joins import ENTRIES, group_of
+from swarm.joins import ENTRIES, group_of, rendezvous
 from swarm.made import record
 from swarm.rounds import PEERS
 
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.allreduce.messages import open_envelope
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan, claim_limits, leader_of
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan, claim_limits, leader_of
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.matchmaking import Matchmaker
@@ -220,16 +219,16 @@ def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
 
 def test_a_group_of_too_few_or_given_up_as_it_formed_has_no_round() -> None:
     control, _ = control_heard()
-    point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
+    point = rendezvous(control)
     point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
     formed = group_of(0, 1)
     asyncio.run(point.update_key_on_group_assembled(formed))
     with pytest.raises(ValueError, match="only 2 of 4 trainers came"):  # as many as there are when it begins
-        point.check(formed, 4, OPEN, open_envelope, 9.0)
-    assert point.check(formed, 3, OPEN, open_envelope, 9.0).keys() == set(PEERS[:2])
+        point.check(formed, 4, OPEN, 9.0)
+    assert point.check(formed, 3, OPEN, 9.0).keys() == set(PEERS[:2])
     control.cancel()
     with pytest.raises(ValueError, match="given up"):
-        point.check(formed, 3, OPEN, open_envelope, 9.0)
+        point.check(formed, 3, OPEN, 9.0)
 
 
 class Rounds:

@@ -35,7 +35,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, SignedJoin, Signer
-from tt_cli.swarm.allreduce.round_plan import entry_of, member_in
+from tt_cli.swarm.allreduce.rendezvous import entry_of, member_in
 from tt_cli.swarm.allreduce.votes import read_status
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from simulation.virtual import in_virtual_time
-from swarm.joins import ENTRIES, NOW, entry_of, group_of, join_of, packed
+from swarm.joins import ENTRIES, NOW, entry_of, group_of, join_of, packed, rendezvous
 from swarm.made import record
 from swarm.rounds import PEERS, SIGNERS
 from testbed.passes import Issuer
 
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce import round_plan
+from tt_cli.swarm.allreduce import rendezvous as joining
 from tt_cli.swarm.allreduce.messages import NotProven, SignedJoin, open_envelope
-from tt_cli.swarm.allreduce.round_plan import (
+from tt_cli.swarm.allreduce.rendezvous import (
     ASKED_A_SECOND,
     POLL_SECONDS,
     SKEW,
     FalseGroup,
-    LeaderRendezvous,
-    RoundPlan,
     group_id_of,
     join_in,
     joins_of,
-    leader_of,
     member_in,
     read_entry,
     read_join,
 )
+from tt_cli.swarm.allreduce.round_plan import RoundPlan, leader_of
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 
@@ -118,7 +115,7 @@ def test_a_signature_is_verified_once() -> None:
     entry = entry_of(3)
     before = read_join.cache_info()
     for votes in range(5):
-        join_in(round_plan.entry_of(read_entry(entry)[0], [b"vote"] * votes), PEERS[3], open_envelope)
+        join_in(joining.entry_of(read_entry(entry)[0], [b"vote"] * votes), PEERS[3], open_envelope)
     after = read_join.cache_info()
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 4)
     with pytest.raises(NotProven):
@@ -129,7 +126,7 @@ def test_members_of_a_large_group_ask_its_leader_more_rarely() -> None:
     """A leader that is late would be asked a thousand times a second by a hundred."""
 
     async def seconds(members: int) -> float:
-        point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: None)  # type: ignore[arg-type]
+        point = rendezvous()
         point.plan = RoundPlan("5_aa", frozenset(map(str, range(members))), str(PEERS[1]))
         began = loop_time()
         for _ in range(5):

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 
 from tt_cli.identity.rate_limit import Crowded
 from tt_cli.swarm.allreduce.messages import GROUP_BYTES
-from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.allreduce.rendezvous import KEPT_GROUPS
 from tt_cli.swarm.rounds import SETTLING, KeptRounds
 
 PATIENCE = 60.0

@@ -22,7 +22,7 @@ from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.allreduce.messages import SignedVote
-from tt_cli.swarm.allreduce.round_plan import entry_of, read_entry
+from tt_cli.swarm.allreduce.rendezvous import entry_of, read_entry
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame

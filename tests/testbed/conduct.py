@@ -20,8 +20,9 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import Opened, Opening, SignedJoin
-from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
+from tt_cli.swarm.allreduce.messages import Opening, SignedJoin
+from tt_cli.swarm.allreduce.rendezvous import LeaderRendezvous
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.audit import audits
 from tt_cli.swarm.averager import Averager
 
@@ -145,18 +146,18 @@ class ConductedRendezvous(LeaderRendezvous):
         prefix: str,
         seeker: Callable[[], StepControl],
         handed_out: Callable[[GroupInfo], Sequence[bytes]],
-        fetched: Callable[[GroupInfo], Awaitable[Mapping[PeerID, bytes]]],
+        *more: Any,
     ):
-        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))), fetched)
+        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))), *more)
 
     def _told(self, group: GroupInfo, gathered: tuple[bytes, ...]) -> Sequence[bytes]:
         if self.plan.leader != str(self.peer_id):
             return gathered
         return self.conduct(step_of(self.plan)).leads(replace(group, gathered=gathered), self.peer_id)
 
-    def told(self, message: averaging_pb2.MessageFromLeader, peer: PeerID, opened: Opened) -> None:
+    def told(self, message: averaging_pb2.MessageFromLeader, peer: PeerID) -> None:
         if type(self.conduct(step_of(self.plan))) is Conduct:  # who lies tells all itself
-            super().told(message, peer, opened)
+            super().told(message, peer)
 
 
 def step_of(plan: RoundPlan) -> int:

@@ -51,23 +51,20 @@ from tt_cli.swarm.allreduce.messages import (
     verify,
 )
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
-from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
-from tt_cli.swarm.allreduce.round_plan import (
+from tt_cli.swarm.allreduce.rendezvous import (
     SKEW,
-    Contribution,
     FalseGroup,
     LeaderRendezvous,
-    RoundGroup,
-    RoundPlan,
     entry_of,
     group_id_of,
     join_in,
-    longest_search,
     member_in,
     read_entry,
     read_join,
     roster_bytes,
 )
+from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundGroup, RoundPlan, longest_search
 from tt_cli.swarm.allreduce.shares import ALIKE, shares_of
 from tt_cli.swarm.allreduce.votes import LockedAverage, group_of, liars_among, locked_by, most_say
 from tt_cli.swarm.audit.audits import Audits
@@ -308,7 +305,13 @@ class Averager(StateBridge, DecentralizedAverager):
         keys = self._matchmaking.group_key_manager
         if not isinstance(keys, LeaderRendezvous):
             keys = self._matchmaking.group_key_manager = self.rendezvous_type(
-                self.dht, self.prefix, lambda: self._matchmaking.step_control, self._handed_out, self._fetched
+                self.dht,
+                self.prefix,
+                lambda: self._matchmaking.step_control,
+                self._handed_out,
+                self._stub,
+                self.signer.opened,
+                self.next_chunk_timeout,
             )
         return keys
 
@@ -333,7 +336,7 @@ class Averager(StateBridge, DecentralizedAverager):
         begins = False
         async for message in super().rpc_join_group(request, context):
             if begins := message.code == averaging_pb2.BEGIN_ALLREDUCE:
-                self._keys().told(message, context.remote_id, self.signer.opened)
+                self._keys().told(message, context.remote_id)
             yield message
         if begins:  # all others would wait for who never hears of it: see AllReduce.rpc_aggregate_part
             await asyncio.sleep(self.next_chunk_timeout)
@@ -372,35 +375,6 @@ class Averager(StateBridge, DecentralizedAverager):
         counting = [envelope for _, envelope in newest.values()]
         return [entry_of(join, counting if peer == self.peer_id else ()) for peer, (join, _) in entries.items()]
 
-    async def _fetched(self, group: GroupInfo) -> Mapping[PeerID, bytes]:
-        """The entries of a group of which the leader told the id, from others of its members: all have them soon."""
-        group_id, opened = group.gathered[0], self.signer.opened
-
-        async def ask(member: PeerID) -> dict[PeerID, bytes]:
-            try:
-                request = wire.ROSTER_REQUEST.message((group_id,))
-                answer = await self._stub(member).rpc_roster(request, timeout=self.next_chunk_timeout)
-                (entries,) = wire.ROSTER.read(answer)
-                if group_id_of(entries) != group_id:
-                    raise ValueError("joins of another group")
-                return {PeerID.from_base58(read_join(read_entry(entry)[0], opened)[0]): entry for entry in entries}
-            except Exception as error:  # the next one is asked
-                logger.info(f"{member} did not tell who is in the group: {error!r}")
-                return {}
-
-        members, asked = self._keys().relays_of(group), set[asyncio.Task[dict[PeerID, bytes]]]()
-        try:
-            while members or asked:
-                asked |= {asyncio.create_task(ask(member)) for member in members[:1]}
-                members, soon = members[1:], self.next_chunk_timeout / 8 if members[1:] else None
-                done, asked = await asyncio.wait(asked, timeout=soon, return_when=asyncio.FIRST_COMPLETED)
-                if entries := next(filter(None, (task.result() for task in done)), None):
-                    return entries
-        finally:
-            for task in asked:
-                task.cancel()
-        raise MatchmakingException("nobody told who is in the group")
-
     def _read_votes(self, kind: type[SignedVote], votes: Iterable[bytes], state_key: str) -> dict[bytes, SignedVote]:
         return read_votes(kind, votes, self.audits.rules.run, state_key, self.signer.opened)
 
@@ -424,8 +398,7 @@ class Averager(StateBridge, DecentralizedAverager):
         began, commit = loop_time(), None
         try:
             contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
-            admission, opened = self._membership, self.signer.opened
-            joins = self._keys().check(group_info, contribution.swarm, admission, opened, self._seeking)
+            joins = self._keys().check(group_info, contribution.swarm, self._membership, self._seeking)
             shown = [vote for gathered in group_info.gathered for vote in read_entry(gathered)[1]]
             commit = self._begin(group_id_of(group_info.gathered), joins, weight, shown)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
@@ -545,7 +518,7 @@ class Averager(StateBridge, DecentralizedAverager):
         """A member of a large group is told all joins, when this peer has them."""
         (group_id,), asker = wire.ROSTER_REQUEST.read(request), context.remote_id
         with self._telling.one(str(asker)):
-            return wire.ROSTER.message((await self._keys().entries(group_id, asker, self.next_chunk_timeout),))
+            return wire.ROSTER.message((await self._keys().entries(group_id, asker),))
 
     async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says what it received, and is told what this peer has."""
