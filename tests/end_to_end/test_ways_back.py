@@ -13,7 +13,7 @@ from end_to_end.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_f
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.identity.passes import Notice, RollBack, public_text, sign
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Event, Phase, Saved, Step, Synchronised
+from tt_cli.supervisor.events import Event, Phase, Saved, Snapshot, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 KEY = Ed25519PrivateKey.generate()
@@ -52,6 +52,7 @@ def test_the_organiser_pauses_a_run_and_takes_it_back(start_swarm: Callable[[Run
         return all(member.of(Phase)[-1].reason == told for member in trainers)
 
     assert swarm.wait(wait_paused, WAIT), [member.of(Phase)[-1] for member in trainers]
+    assert swarm.wait(lambda: aux.of(Snapshot)[-1].swarm["paused"] == "new data are coming", WAIT)
     paused_at = max(map(last_step, trainers))
 
     # Back to a checkpoint, and on from there.

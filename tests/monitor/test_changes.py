@@ -25,6 +25,8 @@ AUX = peer("helper", role="aux")
         ({"epoch": 40}, {"epoch": 41, "loss": 5.21}, ["step 41 made: loss 5.210"]),
         ({"epoch": 38}, {"epoch": 41, "loss": None}, ["steps 39 to 41 made"]),
         ({"epoch": 41}, {"epoch": 30}, ["the run went back from step 41 to step 30"]),
+        ({}, {"paused": "new data"}, ["the organiser paused the run: new data"]),
+        ({"paused": "new data"}, {}, ["the organiser lets the run go on"]),
         (
             {"peers": [ADA, BOB]},
             {"peers": [peer(name, round="round repeated: carla did not come") for name in ("ada", "bob")]},
@@ -47,7 +49,7 @@ AUX = peer("helper", role="aux")
             ["ada ada made a wrong average, most say"],
         ),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_lines(before: dict[str, object], after: dict[str, object], lines: list[str]) -> None:
     assert changes(snapshot(**before), snapshot(**after)) == lines

@@ -90,11 +90,12 @@ def test_without_an_aux_peers_records_the_leaders_are_those_who_are_here() -> No
             "no peer trains: nobody has published anything for this run; asking since 12 s",
         ),
         ({"snapshot": snapshot(time=NOW - 9)}, ""),
+        ({"snapshot": snapshot(time=NOW - 9, paused="new data")}, "the organiser paused the run: new data"),
         ({"snapshot": snapshot(time=NOW - 11)}, "no peer answers since 11 s; last seen: 1 peer at step 7, "),
         ({"snapshot": snapshot(time=NOW - 1), "empty": True}, "no peer answers since 1 s; last seen: 1 peer"),
         ({"snapshot": snapshot(time=NOW - 1), "trouble": "it broke"}, "no peer answers since 1 s; last seen"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_swarm_that_does_not_answer_is_told(changes: dict[str, object], words: str) -> None:
     alarm = scene(source="the DHT", **changes).alarm(patience=10.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from swarm import made
 
+from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.records.peer_record import HistoryRecord
 from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS, SwarmSnapshot, take_snapshot
@@ -53,6 +55,14 @@ def test_inner_steps_are_summed_over_those_at_the_newest_step(run: RunConfig) ->
 def test_an_enough_filled_step_is_due_now(run: RunConfig) -> None:
     snapshot = take_snapshot(run, [record("a", samples=300, samples_per_second=2.0)], None, NOW)
     assert snapshot.eta_s == 0.0
+
+
+def test_a_run_that_its_organiser_paused_says_why_and_expects_no_step(run: RunConfig) -> None:
+    notice = Notice(run.identity, 1, NOW, frozenset(), frozenset(), "new data are coming", None)
+    records = [record("a", samples_per_second=2.0)]
+    paused, running = (take_snapshot(run, records, None, NOW, known) for known in (notice, replace(notice, paused="")))
+    assert (paused.paused, paused.eta_s, paused.seconds_left) == ("new data are coming", None, None)
+    assert running == take_snapshot(run, records, None, NOW) and not running.paused and running.eta_s
 
 
 def test_auxiliary_peers_are_listed_but_not_counted(run: RunConfig) -> None:

@@ -70,6 +70,12 @@ def test_a_text_says_that_names_are_self_given() -> None:
     assert first.endswith(", names are self-given") and second.startswith("  ~anna …9A2r1C: trainer")
 
 
+def test_a_pause_is_told_in_text_and_in_figures() -> None:
+    paused = snapshot(paused=EVIL, eta_s=None)
+    assert "emoji-1a2b3c4d: the organiser paused the run: ?[2J?1m owned, step 7 of" in plain_text(paused)
+    assert "100 of 256 samples · paused" in "\n".join(line.plain for line in figures(paused, "", 100))
+
+
 def test_no_peer_can_write_to_the_terminal() -> None:
     evil = trainer(user=EVIL, device=EVIL, round=EVIL, peer_id=EVIL)
     seen = snapshot(peers=[evil])
@@ -94,6 +100,7 @@ def test_watching_prints_changes_and_after_half_a_minute() -> None:
             snapshot(epoch=8, time=1_000_003.0, peers=[trainer(in_agreement=False)]),
             snapshot(epoch=8, time=1_000_004.0, peers=[trainer(in_agreement=False)]),
             snapshot(epoch=8, time=1_000_033.0, peers=[trainer(in_agreement=False)]),
+            snapshot(epoch=8, time=1_000_034.0, peers=[trainer(in_agreement=False)], paused="new data"),
         ]
     )
     stream = io.StringIO()
@@ -106,7 +113,7 @@ def test_watching_prints_changes_and_after_half_a_minute() -> None:
     with pytest.raises(KeyboardInterrupt):
         follow(look, stream, "json", interval=0.0, watch=True)
     times = [json.loads(line)["time"] - 1_000_000 for line in stream.getvalue().splitlines()]
-    assert times == [0, 2, 3, 33]
+    assert times == [0, 2, 3, 33, 34]
 
 
 def test_watching_goes_on_after_a_look_that_failed(capsys: pytest.CaptureFixture[str]) -> None:

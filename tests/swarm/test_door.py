@@ -25,6 +25,7 @@ from testbed.passes import HOUR, Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership import dht_auth as room
 from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, membership_at
+from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.pass_guard import PassGuard, frame
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
@@ -136,6 +137,10 @@ def test_an_observer_needs_a_pass_of_its_own(members: Members, monkeypatch: pyte
     members.issuer.admit(members.folder / "watching", members.run, "observer", "somebody")
     with Observer(members.run, members.addresses) as observer:
         assert identity.peer_id in {one.peer_id for one in observer.records()}
+        assert observer.notice() is None
+        text, until = members.issuer.ban([], members.run, []), get_dht_time() + HOUR
+        members.aux.store(notice_key(members.run.identity), subkey=1, value=text, expiration_time=until)
+        assert (heard := observer.notice()) is not None and heard.run == members.run.identity
 
 
 def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(

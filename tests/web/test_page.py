@@ -232,6 +232,19 @@ def test_steps_that_were_taken_back_leave_a_page_that_is_open(context: BrowserCo
     assert complaints(page) == []
 
 
+def test_a_pause_is_told_with_the_organisers_reason(context: BrowserContext, served: Served, axe: str) -> None:
+    page = opened(context, served)
+    expect(page.locator("#notice")).to_be_hidden()
+    served.history.paused = HOSTILE[0]
+    served.history.make_step()  # a snapshot of another time
+    expect(page.locator("#notice")).to_have_text(f"The organiser paused the run: {HOSTILE[0]}")
+    assert [page.locator(place).inner_text() for place in ("#f-eta", "#f-eta-of")] == ["–", "paused"]
+    assert violations(page, axe, "body") == [] and fits(page) and complaints(page) == []
+    served.history.paused = ""
+    served.history.make_step()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 class HeldUp(BaseHTTPRequestHandler):
     """A proxy that passes on that there are events, and none of them."""
 

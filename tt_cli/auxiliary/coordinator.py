@@ -78,7 +78,8 @@ class Coordinator:
         closing.callback(remove_quietly, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", dht_node.addresses_here(dht), emit)
-        self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
+        self._membership = membership_at(dht)
+        self._orders = OrganiserOrders(self._membership, identity.path.with_suffix(".era"), leave=self._leave)
         lease = Lease(identity.peer_id, run.peers.named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
         closing.callback(remove_quietly, self._lease_file.path)
@@ -116,7 +117,8 @@ class Coordinator:
         if now < self._told_at + SNAPSHOT_SECONDS:
             return
         self._told_at = now
-        snapshot = take_snapshot(self._run, list(swarm.records), self._recorder.history(), dht_time())
+        history, notice = self._recorder.history(), self._membership.notice()
+        snapshot = take_snapshot(self._run, list(swarm.records), history, dht_time(), notice)
         fields = snapshot.to_json()
         self._emit(Snapshot(fields))
         if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(swarm.records) > LARGE_SNAPSHOT_PEERS else 0.0):

@@ -133,7 +133,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
         if log is not None:
             print(f"asking {len(peers)} peer(s) of {config.identity} …", file=sys.stderr)
         with standard_error_in(log) if log else contextlib.nullcontext(), Observer(config, peers) as observer:
-            yield lambda: take_snapshot(config, observer.records(), observer.history(), time.time())
+            yield lambda: take_snapshot(config, observer.records(), observer.history(), time.time(), observer.notice())
 
 
 site = typer.Typer(epilog=SITE_EXAMPLES)

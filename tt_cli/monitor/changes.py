@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tt_cli.monitor.scene import peer_name, standing
+from tt_cli.monitor.scene import pause_words, peer_name, standing
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import clean, loss_value, plural, short_digest
 
@@ -21,6 +21,7 @@ def changes(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
         *_told("joined", [peer for peer_id, peer in new.items() if peer_id not in old], after),
         *_told("left", [peer for peer_id, peer in old.items() if peer_id not in new], after),
         *_steps(before, after),
+        *_pause(before, after),
         *_rounds(stayed, after),
         *_standing(stayed, after),
     ]
@@ -55,6 +56,10 @@ def _steps(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     if after.epoch == before.epoch + 1:
         return [f"step {after.epoch:,} made{loss}"]
     return [f"steps {before.epoch + 1:,} to {after.epoch:,} made{loss}"]
+
+
+def _pause(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
+    return [pause_words(after) or "the organiser lets the run go on"] if after.paused != before.paused else []
 
 
 def _rounds(stayed: Sequence[tuple[PeerView, PeerView]], swarm: SwarmSnapshot) -> list[str]:

@@ -62,7 +62,7 @@ class Scene:
         return self.snapshot.time if self.snapshot is not None and self.snapshot.peers else None
 
     def alarm(self, patience: float) -> str:
-        """Tell what keeps the screen from being true now, "" if nothing does. patience: seconds an answer may take."""
+        """Tell what keeps the run, or the screen from being true, "" for nothing. patience: seconds for an answer."""
         if self.answered is None:
             waits = f"asking since {duration(self.now - self.asked_since)}"
             if self.trouble:
@@ -71,9 +71,9 @@ class Scene:
                 return f"no peer trains: nobody has published anything for this run; {waits}"
             return f"looking for peers ({self.source}); {waits}" if self.now - self.asked_since > 3 else ""
         silence = self.now - self.answered
-        if not self.empty and not self.trouble and silence <= patience:
-            return ""
         assert self.snapshot is not None
+        if not self.empty and not self.trouble and silence <= patience:
+            return pause_words(self.snapshot)
         seen = f"{plural(len(self.snapshot.peers), 'peer')} at step {self.snapshot.epoch:,}, {clock(self.answered)}"
         why = f" ({self.trouble})" if self.trouble else ""
         return f"no peer answers since {duration(silence)}; last seen: {seen}{why}"
@@ -100,6 +100,11 @@ def flops_words(flops: float | None) -> str:
         if flops < 999.5 * size:
             return f"{rate(flops / size)} {unit}FLOP/s"
     return f"{rate(flops / 1e15)} PFLOP/s"
+
+
+def pause_words(swarm: SwarmNow) -> str:
+    """The sentence about the organiser's pause, "" while the run goes on."""
+    return f"the organiser paused the run: {clean(swarm.paused)}" if swarm.paused else ""
 
 
 def peer_name(peer: PeerView, swarm: SwarmNow) -> str:

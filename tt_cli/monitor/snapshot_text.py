@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tt_cli.errors import TTError
 from tt_cli.monitor.peer_tables import others, peer_rows
-from tt_cli.monitor.scene import peer_name, standing
+from tt_cli.monitor.scene import pause_words, peer_name, standing
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
 from tt_cli.terminal.format import clean, duration, loss_value, percent, plural, rate, short_digest
 from tt_cli.terminal.live_view import Mode, clock, write_line
@@ -50,6 +50,7 @@ def one_truth(snapshot: SwarmNow) -> Text:
 def plain_text(snapshot: SwarmSnapshot) -> str:
     """The snapshot as lines for a log: one for the swarm, one for each peer."""
     parts = [
+        *([pause_words(snapshot)] if snapshot.paused else []),
         f"step {snapshot.epoch:,} of {snapshot.total_steps:,}",
         f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples to the next",
         *([] if snapshot.inner_steps is None else [inner_steps(snapshot.inner_steps, snapshot.inner_steps_due)]),
@@ -76,8 +77,8 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
 def follow(look: Callable[[], SwarmSnapshot], stream: TextIO, mode: Mode, *, interval: float, watch: bool) -> None:
     """Print what `look` returns as text or, in mode "json", as JSON: once, or with each change until interrupted.
 
-    watch: go on after the first, also where a later look fails. A change is another step, another peer or another
-    agreement; text comes every 30 s without one. interval: seconds between two looks.
+    watch: go on after the first, also where a later look fails. A change is another step, peer or agreement,
+    or a pause; text comes every 30 s without one. interval: seconds between two looks.
     """
     shown: tuple[object, ...] | None = None
     shown_at, told = 0.0, False
@@ -91,7 +92,8 @@ def follow(look: Callable[[], SwarmSnapshot], stream: TextIO, mode: Mode, *, int
                 write_line(sys.stderr, f"tt: {error}; asking again")
             told = True
         else:
-            news = (snapshot.epoch, sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers))
+            agreement = sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers)
+            news = (snapshot.epoch, snapshot.paused, agreement)
             if news != shown or snapshot.time - shown_at >= AT_LEAST_EVERY:
                 shown, shown_at = news, snapshot.time
                 write_line(stream, json.dumps(snapshot.to_json()) if mode == "json" else plain_text(snapshot))

@@ -143,7 +143,8 @@ def hanging(label: Text, text: Text, width: int) -> list[Text]:
 
 
 def _log_style(words: str) -> str:
-    if any(sign in words for sign in ("repeated", "behind", "another state", "wrong average", "clipped", "no peer")):
+    signs = ("repeated", "behind", "another state", "wrong average", "clipped", "no peer", "paused")
+    if any(sign in words for sign in signs):
         return "yellow"
     return "bold" if words.startswith(("step ", "steps ")) else ""
 
@@ -155,6 +156,7 @@ def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
     left, done = snapshot.seconds_left, percent(snapshot.epoch / total)
     ends = "done" if snapshot.epoch >= total else f"ends in {duration(left)}" if left is not None else "end unknown"
     eta = f"in {duration(snapshot.eta_s)}" if snapshot.eta_s is not None else "nobody computes"
+    eta = "paused" if snapshot.paused else eta
     who = plural(snapshot.trainers, "trainer") + (f", {plural(helpers, 'aux peer')}" if helpers else "")
     speed = f"{rate(snapshot.samples_per_second)} samples/s" + (f" · {flops}" if flops else "")
     steps = f"{snapshot.epoch:,} of {snapshot.total_steps:,} · {done}"

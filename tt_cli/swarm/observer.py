@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from tt_cli.errors import TTError
+from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
-from tt_cli.swarm.records.publisher import read_history, read_records
+from tt_cli.swarm.records.publisher import read_history, read_notice, read_records
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import TreeReader
 from tt_cli.swarm.state.client import PATIENCE, NoState, ReceivedState, StateClient, WantedState
@@ -51,6 +52,10 @@ class Observer(ExitStack):
     def history(self) -> HistoryRecord | None:
         """The run's history, as an auxiliary peer remembers it."""
         return read_history(self._dht, self._run)
+
+    def notice(self) -> Notice | None:
+        """The organiser's newest notice, None without one."""
+        return read_notice(self._dht, self._run)
 
     def fetch_state(
         self,

@@ -18,7 +18,7 @@ from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.timed_storage import ValueWithExpiration
 from pydantic import ValidationError
 
-from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
+from tt_cli.identity.passes import CLOCK_LEEWAY, Notice, era_of
 from tt_cli.run import RunConfig
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, membership_at
@@ -116,6 +116,16 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
             if all(epoch <= run.schedule.total_steps for epoch, _, _ in history.steps):
                 histories.append(history)
     return max(histories, key=lambda history: len(history.steps), default=None)
+
+
+def read_notice(dht: DHT, run: RunConfig) -> Notice | None:
+    """The organiser's newest notice that this machine has or a member passed on."""
+    membership = membership_at(dht)
+    if run.membership.authority_key is not None:
+        with contextlib.suppress(TimeoutError):
+            for text in _entries(dht, notice_key(run.identity)).values():
+                membership.hear(text)
+    return membership.notice()
 
 
 async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from tt_cli.identity.passes import Notice, Words
 from tt_cli.swarm.records.consensus import SwarmState, voters_among
 from tt_cli.swarm.records.peer_record import (
     MAX_NUMBER,
@@ -90,6 +91,7 @@ class SwarmNow(BaseModel):
     names_checked: bool = figure(
         "boolean: a pass vouches for each user's name; else all are self-given", unit="text", default=False
     )
+    paused: Words = figure("text: why the organiser paused the run; empty while it goes on", unit="text", default="")
     peers: Annotated[list[PeerView], Field(max_length=MAX_PEERS, description="list of objects, trainers first:")]
 
     @property
@@ -120,9 +122,9 @@ PEER_FIELDS, SNAPSHOT_FIELDS = (
 
 
 def take_snapshot(
-    run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float
+    run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float, notice: Notice | None = None
 ) -> SwarmSnapshot:
-    """Work out the swarm's state from one valid record per peer. now: Unix seconds.
+    """Work out the swarm's state from one valid record per peer. now: Unix seconds. notice: the organiser's newest.
 
     The swarm's epoch is the one that most voters agree on; before anybody votes the largest of
     any trainer, or of any auxiliary peer where nobody trains. Samples of trainers behind it are not counted: they
@@ -140,7 +142,8 @@ def take_snapshot(
     steps = sorted(step for step in history.steps if _possible(step[1])) if history is not None else []
     if not losses and steps:
         losses = [steps[-1][1]]
-    eta = max(0, target - samples) / per_second if per_second else math.inf
+    paused = notice.paused if notice is not None else ""
+    eta = max(0, target - samples) / per_second if per_second and not paused else math.inf
     majority = _majorities(records)
     said = {
         name: Counter(peer_id for record in records for peer_id in set(getattr(record, name)) - {record.peer_id})
@@ -177,6 +180,7 @@ def take_snapshot(
         resynced_chunks=sum(peer.resynced_chunks for peer in peers),
         trainers=len(trainers),
         names_checked=run.membership.closed,
+        paused=paused,
         peers=peers,
         history=steps,
     )

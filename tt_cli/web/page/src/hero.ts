@@ -28,22 +28,25 @@ export class Hero {
     this.total = now.total_steps;
     this.epoch = now.epoch;
     const left = Math.max(0, now.total_steps - now.epoch);
-    const seconds = now.samples_per_second > 0 ? (left * now.target_batch_size) / now.samples_per_second : null;
+    const { eta_s: next, samples_per_second: speed } = now;
+    const seconds = next === null || !speed ? null : next + ((left - 1) * now.target_batch_size) / speed;
     tell(byId("f-step"), words.count(now.epoch));
     const inner = now.inner_steps == null ? "" : ` · ${words.innerSteps(now.inner_steps, now.inner_steps_due)}`;
     tell(byId("f-step-of"), `of ${words.count(now.total_steps)}${inner}`);
     tell(byId("f-loss"), words.loss(now.loss));
     tell(byId("f-trainers"), words.count(now.trainers));
     tell(byId("f-trainers-of"), now.trainers === 1 ? "computer" : "computers");
-    tell(byId("f-speed"), words.speed(now.samples_per_second));
+    tell(byId("f-speed"), words.speed(speed));
     tell(byId("f-eta"), left === 0 ? "done" : words.duration(seconds));
     tell(
       byId("f-eta-of"),
       left === 0
         ? "all steps made"
-        : now.eta_s === null
-          ? "nobody computes"
-          : `next step in ${words.duration(now.eta_s)}`,
+        : next === null
+          ? now.paused
+            ? "paused"
+            : "nobody computes"
+          : `next step in ${words.duration(next)}`,
     );
     this.rule();
   }

@@ -2,7 +2,7 @@
 
 import { ask, isStatic } from "./answers";
 import { Calculator } from "./calculator";
-import { byId, make, tell } from "./dom";
+import { byId, make, plain, tell } from "./dom";
 import { Hero } from "./hero";
 import { addCopy, showCheckpoints, showFigures, showRounds, showRun } from "./join";
 import { Leaderboard } from "./leaderboard";
@@ -25,11 +25,13 @@ const samples = new Samples();
 const calculator = new Calculator();
 const plots = new Plots((history) => hero.recorded(history));
 let seenAt = 0; // Unix seconds of the newest snapshot, by this machine's clock
+let paused = ""; // the organiser's reason
 
 const live = new Live({
   snapshot(now) {
     seenAt = Date.now() / 1000 - now.age_s;
     if (isStatic()) seenAt = now.time;
+    paused = now.paused ?? "";
     hero.snapshot(now);
     swarm.snapshot(now);
   },
@@ -46,14 +48,15 @@ function notice(link: Link, silent: number): void {
     ? `The run’s server was last seen ${words.ago(Math.max(silent, 2))}. Trying again; the figures below are from then.`
     : "The run’s server does not answer. Trying again.";
   const stale = `No news from the swarm since ${words.duration(age)}: the auxiliary peer that watches it is away, or nobody trains.`;
-  const text = link === "gone" ? gone : link === "file" || age < OLD_SECONDS || !seenAt ? "" : stale;
+  const wrong = link === "gone" ? gone : link === "file" || age < OLD_SECONDS || !seenAt ? "" : stale;
+  const text = wrong || (paused && `The organiser paused the run: ${plain(paused, 500)}`);
   // Said aloud when it comes and goes, not with every second.
   const box = byId("notice");
   if (text && !box.hidden) box.setAttribute("aria-live", "off");
   else box.removeAttribute("aria-live");
   tell(box, text);
   box.hidden = text === "";
-  document.documentElement.dataset.link = text ? "gone" : link;
+  document.documentElement.dataset.link = text ? "gone" : link; // nothing moves
   tell(
     byId("foot-state"),
     {
