@@ -11,22 +11,26 @@ import socket
 import threading
 import time
 import zlib
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from history.test_store import made
-from told import Told
+from told import MOST, Told
 from uvicorn.protocols.websockets import auto
 
+from tt_cli.auxiliary import web_process
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.errors import TTError
-from tt_cli.history.writer import HistoryWriter, database_url
+from tt_cli.history.writer import DATABASE, HistoryWriter, database_url
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
+from tt_cli.supervisor.reporter import Orders
+from tt_cli.web import live_updates
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +146,37 @@ def test_a_second_page_on_one_machine_takes_the_next_free_port() -> None:
             HttpServer(app, HttpOptions("127.0.0.1", port, "--web-port"))
         second.stop()
         second.run()
+
+
+def test_one_visitor_leaves_places_to_others_with_a_proxy_before_the_page_or_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web_process, "MOST_OF_ADDRESS", 4)
+    monkeypatch.setattr(live_updates, "MOST_OF_ADDRESS", 2)
+    HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity).close()
+    monkeypatch.setenv(DATABASE, "")
+    told, orders = Told(), Orders()
+    options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0, trusted_proxy="127.0.0.2")
+    thread = threading.Thread(target=web_process.main, args=(vars(options), told, orders))
+    thread.start()
+    port = port_in(told.wait("web page is at"))
+    with ExitStack() as open_here:
+
+        def answered(source: str, visitor: str) -> bytes:
+            one = socket.create_connection(("127.0.0.1", port), MOST, (source, 0))
+            open_here.enter_context(one)
+            with suppress(ConnectionError):
+                one.sendall(f"GET /api/events HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {visitor}\r\n\r\n".encode())
+                return one.recv(12)
+            return b""
+
+        codes = [answered("127.0.0.1", str(number)) for number in range(6)]
+        assert codes == 2 * [b"HTTP/1.1 200"] + 2 * [b"HTTP/1.1 503"] + 2 * [b""], "whatever it writes itself"
+        codes = [answered("127.0.0.2", f"203.0.113.{number // 4}") for number in range(8)]
+        assert codes == 2 * (2 * [b"HTTP/1.1 200"] + 2 * [b"HTTP/1.1 503"])
+        assert answered("127.0.0.3", "") == b"HTTP/1.1 200"
+    orders.leave.set()
+    thread.join()
 
 
 class Taken(asyncio.Protocol):

@@ -17,6 +17,7 @@ from tt_cli.supervisor.reporter import Orders
 PORT = 8471
 MORE_PORTS = 8
 MOST_CONNECTIONS = 3000
+MOST_OF_ADDRESS = MOST_CONNECTIONS // 8
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,14 @@ class WebOptions:
     """Options of the process, beside the run (TOML text). The database's URL is in the environment.
 
     name: how people join the run, such as "emoji". port: None for the usual one, or one of the next where another
-    auxiliary peer of this machine has that.
+    auxiliary peer of this machine has that. trusted_proxy: whose X-Forwarded-For is believed.
     """
 
     run: str
     name: str
     host: str = "0.0.0.0"
     port: int | None = None
+    trusted_proxy: str = ""
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -45,7 +47,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     app = make_app(answers, folder / PICTURES)
     port, more_ports = (PORT, MORE_PORTS) if opts.port is None else (opts.port, 0)
     grace_seconds = 1  # live updates have no end of their own
-    where = HttpOptions(opts.host, port, "--web-port", more_ports, MOST_CONNECTIONS, grace_seconds)
+    where = HttpOptions(
+        opts.host, port, "--web-port", more_ports, MOST_CONNECTIONS, grace_seconds, opts.trusted_proxy, MOST_OF_ADDRESS
+    )
     server = HttpServer(app, where)
     host = f"[{opts.host}]" if ":" in opts.host else opts.host
     url = f"http://{'localhost' if opts.host in ('0.0.0.0', '::') else host}:{server.port}"

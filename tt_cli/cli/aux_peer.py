@@ -110,7 +110,7 @@ def aux_peer(
     ] = False,
     authority_port: Annotated[int, tcp_port("its TCP port (default 8470)", AUTHORITY)] = 8470,
     trusted_proxy: Annotated[
-        str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy", AUTHORITY)
+        str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy", "Network")
     ] = "",
     json: JsonEvents = False,
     plain: Plain = False,
@@ -154,7 +154,7 @@ def aux_peer(
         raise UsageError("--prompt and --samples-every: add --samples, which switches evaluation on")
     publishing, unpublished = (None, "") if no_publish else _publishing(config, publish, 60.0 * publish_every)
     name = name_for_others(run, config)
-    page = WebOptions(config.to_toml(), name, host, web_port)
+    page = WebOptions(config.to_toml(), name, host, web_port, trusted_proxy)
     options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": checked_peers(peer or []) or list(config.peers.initial),

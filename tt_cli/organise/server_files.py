@@ -51,8 +51,8 @@ class ServerFacts:
         if host := multiaddr_host(self.address):
             flags += ["--announce", f"{host}/tcp/{self.port}"]
         if self.authority:
-            flags += ["--authority", "--trusted-proxy", proxy]
-        return flags
+            flags.append("--authority")
+        return [*flags, "--trusted-proxy", proxy]
 
 
 def rendered(facts: ServerFacts) -> dict[str, str]:

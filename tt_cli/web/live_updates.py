@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -26,6 +26,7 @@ LOOK_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 15.0  # proxies close what is silent for a minute
 OLD_SECONDS = 15.0  # a snapshot of this age was not followed by another one in time
 MOST_CLIENTS = 2000
+MOST_OF_ADDRESS = MOST_CLIENTS // 8  # of a school's many
 REMEMBERED = 64  # messages; a client that is further behind goes on with the newest snapshot
 MOST_STEPS = 32  # sent one by one at once
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -62,11 +63,15 @@ class LiveUpdates:
         self._mark: tuple[str, int] | None = None  # the steps that were told
         self._news, self._looking, self._beginning = asyncio.Event(), asyncio.Lock(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self.clients = 0
+        self.clients = Counter[str]()  # by address
 
-    async def messages(self) -> AsyncGenerator[Message, None]:
+    def has_room(self, address: str) -> bool:
+        """Tell whether one more client may follow from there."""
+        return self.clients.total() < MOST_CLIENTS and self.clients[address] < MOST_OF_ADDRESS
+
+    async def messages(self, address: str = "") -> AsyncGenerator[Message, None]:
         """The messages to one client, without an end."""
-        self.clients += 1
+        self.clients[address] += 1
         try:
             async with self._beginning:  # of many who come at once the first looks
                 if self._task is None:
@@ -86,7 +91,7 @@ class LiveUpdates:
                 else:
                     await news.wait()
         finally:
-            self.clients -= 1
+            self.clients -= Counter([address])
             if not self.clients and self._task is not None:
                 self._task.cancel()
                 self._task = None
@@ -133,8 +138,8 @@ class LiveUpdates:
 class EventStream(StreamingResponse):
     """A response that lasts until the client leaves."""
 
-    def __init__(self, live: LiveUpdates, gzip: bool):
-        self._pieces = _pieces(live, gzip)
+    def __init__(self, live: LiveUpdates, gzip: bool, address: str):
+        self._pieces = _pieces(live, gzip, address)
         headers = {
             "Cache-Control": "no-store",
             "Vary": "Accept-Encoding",
@@ -149,9 +154,9 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def _pieces(live: LiveUpdates, gzip: bool) -> AsyncGenerator[bytes, None]:
+async def _pieces(live: LiveUpdates, gzip: bool, address: str) -> AsyncGenerator[bytes, None]:
     if gzip:
         yield GZIP_HEADER
-    async with contextlib.aclosing(live.messages()) as messages:
+    async with contextlib.aclosing(live.messages(address)) as messages:
         async for message in messages:
             yield message.deflated if gzip else message.plain

@@ -32,7 +32,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
-        yield GaugeMetricFamily("tt_live_clients", "Pages that follow live updates", self._live.clients)
+        yield GaugeMetricFamily("tt_live_clients", "Pages that follow live updates", self._live.clients.total())
         try:
             self._answers.history.look()
             newest = self._answers.history.newest

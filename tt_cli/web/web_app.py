@@ -19,10 +19,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tt_cli.database import DatabaseDown
+from tt_cli.identity.rate_limit import address_key
 from tt_cli.supervisor.http_server import malformed, problem, problems
 from tt_cli.web import notebooks, schemas
 from tt_cli.web.index_html import STATIC, index_html
-from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
+from tt_cli.web.live_updates import EventStream, LiveUpdates
 from tt_cli.web.metrics import CONTENT_TYPE, Metrics
 from tt_cli.web.queries import DAY_SECONDS, Answers, NothingYet, Window
 from tt_cli.web.response_cache import FILE_QUALITY, Representation, ResponseCache, accepted_coding, respond
@@ -116,9 +117,10 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:
         """Live updates, as server-sent events."""
-        if live.clients >= MOST_CLIENTS:
+        address = address_key(request.client.host if request.client else None)
+        if not live.has_room(address):
             raise HTTPException(503, "too many follow live updates: ask again and again instead", {"Retry-After": "60"})
-        return EventStream(live, accepted_coding(request, "gzip") == "gzip")
+        return EventStream(live, accepted_coding(request, "gzip") == "gzip", address)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def numbers() -> Response:
