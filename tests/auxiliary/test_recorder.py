@@ -68,7 +68,7 @@ def test_each_step_is_recorded_once(opened: Open, tmp_path: Path) -> None:
     ]
     assert [(row["user"], row["samples"]) for row in reader.leaderboard()] == [("a", 100), ("anna", 100)]
     assert [row["words"] for row in reader.rounds()] == ["anna: step 4 made alone"]
-    assert reader.newest("snapshot") is not None and len(reader.activity(0.0)) == 1
+    assert reader.newest("snapshot") is not None and len(reader.activity()) == 1
     again = opened()
     assert (again.step, again.history()) == (4, recorder.history())
     assert not again.record(view(4)) and again.record(view(5))
@@ -275,7 +275,7 @@ def test_who_trains_is_recorded_after_the_clock_was_set_back(opened: Open, tmp_p
     began = clock.now = clock.now - 3600.0
     looks(recorder, clock, 1, 60)
     recorder.close()
-    seen = [at for at, *_ in HistoryReader(database_url(tmp_path)).activity(0.0) if began <= at <= began + 60.0]
+    seen = [at for at, *_ in HistoryReader(database_url(tmp_path)).activity() if began <= at <= began + 60.0]
     assert len(seen) == 2
 
 

@@ -75,7 +75,7 @@ def the_story(url: str) -> None:
     assert reader.totals() == {"peers": 2, "devices": 1, "samples": 65, "seconds": 2.0}
     assert reader.rounds() == [{"step": 1, "time": 1001.0, "words": "step 1 made by 2 peers"}]
     store.record_activity(1003.0, 3, 2, 40.0, [seen("a", 45, "ada")], 100)
-    assert reader.activity(0.0) == [(1003.0, 2, 40.0)] and reader.activity(1003.0) == []
+    assert reader.activity() == [(1003.0, 2, 40.0)]
     store.record_step(made(3), [], 100)
     store.go_back(1, 7)
     store.record_step(made(2, era=7, loss=1.0), [], 100)
@@ -174,7 +174,7 @@ def test_what_is_kept_for_a_time_only(tmp_path: Path, monkeypatch: pytest.Monkey
     store.tidy(1000.0 + 30 * 86400)
     assert [bool(contributions_to(database_url(tmp_path), step)) for step in range(1, 9)] == [False] * 5 + [True] * 3
     assert [row["words"] for row in reader.rounds()] == ["round 7", "round 8"]
-    assert len(reader.activity(0.0)) == 2, "one of ten minutes"
+    assert len(reader.activity()) == 2, "one of ten minutes"
     assert [row["user"] for row in reader.leaderboard()] == ["", "peer8", "peer7", "peer6"]
     assert sum(row["samples"] for row in reader.leaderboard()) == 360
     assert len(store.losses()) == 8

@@ -112,8 +112,8 @@ class MadeHistory:
     def steps_after(self, step: int, most: int) -> list[Any]:
         return self._steps[step : step + most]
 
-    def activity(self, since: float) -> list[tuple[float, int, float]]:
-        return [(at, peers, speed) for _, at, _, peers, speed in self._steps[::100] if at > since]
+    def activity(self) -> list[tuple[float, int, float]]:
+        return [(at, peers, speed) for _, at, _, peers, speed in self._steps[::100]]
 
     def leaderboard(self, since: float | None) -> list[dict[str, Any]]:
         scale, users = 90 if since is None else 1, [*HOSTILE, *USERS, *(f"user-{number}" for number in range(12))]

@@ -304,6 +304,31 @@ def test_what_many_ask_at_once_is_looked_at_once(filled: Path) -> None:
         assert len(told) < 10, "all are told anew"
 
 
+class Counting(HistoryReader):
+    looks = 0
+
+    def activity(self) -> list[tuple[float, int, float]]:
+        self.looks += 1
+        return super().activity()
+
+
+def test_whatever_is_asked_of_the_activity_it_is_read_once(tmp_path: Path) -> None:
+    """After a year that takes a fifth of a second, and anybody can ask for any number of points."""
+    store = HistoryWriter(database_url(tmp_path), RUN.identity)
+    reader = Counting(database_url(tmp_path))
+    (none,) = asked(Answers(reader, RUN, "emoji", tables=TABLES), tmp_path, "/api/activity")
+    assert none.json() == {"time": [], "trainers": [], "samples_per_second": []}
+    for step in range(1, 31):
+        store.record_activity(1000.0 + step, step, step, 10.0 * step, [], 100)
+    store.close()
+    reader.looks, paths = 0, ("points=10", "points=14", "points=14&since=1024", "since=1030")
+    told = asked(Answers(reader, RUN, "emoji", tables=TABLES), tmp_path, *(f"/api/activity?{path}" for path in paths))
+    thirds = [2.0, 5.0, 8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 29.0]
+    means = [thirds, thirds, [25.0, 26.0, 27.0, 28.0, 29.0, 30.0], []]
+    assert [answer.json()["trainers"] for answer in told] == means and reader.looks == 1
+    assert told[0].json()["time"][:2] == [1001.0, 1004.0] and told[0].json()["samples_per_second"][0] == 20.0
+
+
 def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> None:
     store, answers = HistoryWriter(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
     store.record_step(made(1), [], 100)

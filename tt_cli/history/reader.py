@@ -52,9 +52,9 @@ class HistoryReader:
         after = (steps.c.undone == 0, steps.c.step > step)
         return self._tuples(select(*columns).where(*after).order_by(steps.c.step).limit(most))
 
-    def activity(self, since: float) -> list[tuple[float, int, float]]:
-        """(Unix time, trainers, samples per second) after this time, oldest first."""
-        return self._tuples(select(activity).where(activity.c.time > since).order_by(activity.c.time))
+    def activity(self) -> list[tuple[float, int, float]]:
+        """(Unix time, trainers, samples per second), oldest first."""
+        return self._tuples(select(activity).order_by(activity.c.time))
 
     def leaderboard(self, since: float | None = None) -> list[Row]:
         """{"user", "samples", "seconds", "peers", "share", "last_seen"}, most samples first.
