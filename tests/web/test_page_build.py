@@ -79,6 +79,8 @@ def test_figures_of_a_run_with_local_steps_tell_of_inner_steps() -> None:
     assert local["communication"][3] == {"label": "of them in one inner step of a peer", "value": 24, "unit": "samples"}
     assert labels[1][0] == "one gradient, as it travels" and not any("inner" in label for label in labels[1])
     assert [each["memory"][2]["value"] for each in (local, averaged)] == [0, 2]
+    sent = [(each["communication"][0]["value"], each["communication"][-1]["value"]) for each in (local, averaged)]
+    assert sent == [(0.2, 0.22), (1.0, 1.01)], "sparse messages, and 8 bits and a scale"
 
 
 def test_names_that_nobody_checked_are_marked() -> None:

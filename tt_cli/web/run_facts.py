@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tt_cli import __version__
+from tt_cli.memory.trainer_account import round_bytes
 from tt_cli.run import DalleRun, RunConfig
 from tt_cli.terminal.log_lines import join_line
 from tt_cli.web.notebooks import NAMES
@@ -20,6 +21,7 @@ STORY = (
     "learned, each from all the others, and go on with exactly the same model. Who comes later takes the model over "
     "from those who are there; who leaves is not missed for long.",
 )
+LARGE = 2**24  # elements of a large tensor
 HUB = "https://huggingface.co"
 
 
@@ -60,10 +62,11 @@ def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """The run's own numbers for the five challenges: the answer of /api/figures."""
+    of_each = round_bytes(run, [LARGE], 1)[0] / LARGE
     challenges: dict[str, list[Figure]] = {
         "communication": [
             ("examples that make one step together", run.swarm.target_batch_size, "samples"),
-            ("bytes for each number of a large gradient, instead of 4", 1, "byte"),
+            ("bytes for each number of a large gradient, instead of 4", round(of_each, 2), "bytes"),
         ],
         "devices": [
             ("computers that have taken part", totals["peers"], "peers"),
@@ -78,7 +81,7 @@ def figures(
         ],
     }
     if layers := run.measures().get("layers"):
-        challenges["memory"].append(("layers", layers, "layers"))
+        challenges["memory"].append(("layers", layers, ""))
     if isinstance(run, DalleRun):
         kept = "recomputed" if run.model.reversible else "all"
         challenges["memory"].append(("activations kept for the backward pass", kept, ""))
@@ -92,7 +95,7 @@ def figures(
         challenges["communication"].insert(1, of_one)
         challenges["memory"][0] = ("bytes of optimizer state that peers share", 0, "bytes")
     if parameters := model.get("parameters"):
-        sent = parameters * (1 + 2 / 256)  # a scale of 2 bytes for every 256 numbers
+        sent = of_each * parameters
         challenges["communication"][:0] = [
             (f"one {'pseudo-' if local else ''}gradient, as it travels", round(sent / 1e6, 1), "MB"),
             ("the same in 32 bits", round(4 * parameters / 1e6, 1), "MB"),
