@@ -50,7 +50,7 @@ class MadeHistory:
         suffix: str = "png",
     ):
         self._prompts, self._suffix, self._era, self._trainers = prompts, suffix, "", max(0, peers - 1)
-        self.paused = ""  # the organiser's reason
+        self.now: dict[str, Any] = {}  # of the snapshot, what is otherwise than usual
         random, at = np.random.default_rng(1), np.arange(1, steps + 1)
         done = at / max(1, steps)
         self._told_at = time.time()  # a snapshot of another time is news
@@ -95,9 +95,9 @@ class MadeHistory:
 
     def newest(self, key: str) -> tuple[str, float] | None:
         if key == "snapshot":
-            total: dict[str, Any] = {} if self._trainers and not self.paused else {"eta_s": None}
+            total: dict[str, Any] = {} if self._trainers else {"eta_s": None}
             total |= {"epoch": self.step, "total_steps": 5 * max(3, self.step) // 3, "trainers": self._trainers}
-            total |= {"inner_steps": 210, "inner_steps_due": 600, "paused": self.paused}
+            total |= {"inner_steps": 210, "inner_steps_due": 600, **self.now}
             now = snapshot(time=self._told_at, peers=[], **total).to_json()
             del now["history"]
             return json.dumps({**now, "peers": self._peers}), time.time()

@@ -235,14 +235,26 @@ def test_steps_that_were_taken_back_leave_a_page_that_is_open(context: BrowserCo
 def test_a_pause_is_told_with_the_organisers_reason(context: BrowserContext, served: Served, axe: str) -> None:
     page = opened(context, served)
     expect(page.locator("#notice")).to_be_hidden()
-    served.history.paused = HOSTILE[0]
+    served.history.now = {"paused": HOSTILE[0], "eta_s": None}
     served.history.make_step()  # a snapshot of another time
     expect(page.locator("#notice")).to_have_text(f"The organiser paused the run: {HOSTILE[0]}")
     assert [page.locator(place).inner_text() for place in ("#f-eta", "#f-eta-of")] == ["–", "paused"]
     assert violations(page, axe, "body") == [] and fits(page) and complaints(page) == []
-    served.history.paused = ""
+    served.history.now = {}
     served.history.make_step()
     expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_who_trains_and_who_agrees_is_told_as_the_monitor_does(context: BrowserContext, served: Served) -> None:
+    page = opened(context, served)
+    words = page.locator("#swarm-words")
+    helped = "and 1 auxiliary peer that keeps them together."
+    expect(words).to_contain_text(f"{helped} 1 of 1 peer holds the same parameters, to the last bit.")
+    served.history.now = {"digest": "", "holders": 4, "agreeing": 0, "trainers": 28}  # one of 29 is an assistant
+    served.history.make_step()
+    expect(words).to_contain_text(f"28 computers of 16 people, {helped} No state has a majority among 4 peers.")
+    served.history.now = {}
+    expect(page.locator("#calc-step")).to_contain_text(re.compile(r"tokens are 0\.\d+ TFLOP;"))
 
 
 class HeldUp(BaseHTTPRequestHandler):

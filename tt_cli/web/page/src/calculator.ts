@@ -173,7 +173,7 @@ export class Calculator {
       ({ name, options }) => name === "precision" && options[this.chosen[name] ?? 0]?.flag === "--precision fp32",
     );
     const peak = wide ? gpu.full : gpu.half;
-    const work = `${words.count(table.examples)} examples of ${words.count(table.sequence)} tokens are ${words.count(flops / 1e12)} TFLOP`;
+    const work = `${words.count(table.examples)} examples of ${words.count(table.sequence)} tokens are ${words.short(flops / 1e12)} TFLOP`;
     if (peak === null) return `${line} ${work}; name the card to see for how long it computes.`;
     const share = words.percent(table.utilisation);
     return `${line} ${work}: ${words.duration(flops / (table.utilisation * peak * 1e12))} on this card alone, at an assumed ${share} of its peak.`;

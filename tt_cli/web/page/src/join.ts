@@ -191,11 +191,12 @@ export function showFigures(figures: Figures): void {
         .slice(0, 4)
         .map((figure) => {
           const value = typeof figure.value === "number" ? number(figure.value) : plain(figure.value, 40);
+          const unit = figure.value === 1 ? figure.unit.replace(/s$/, "") : figure.unit;
           return make(
             "div",
             {},
             make("dt", {}, plain(figure.label, 80)),
-            make("dd", {}, value, figure.unit ? make("span", { class: "unit" }, ` ${plain(figure.unit, 30)}`) : null),
+            make("dd", {}, value, unit ? make("span", { class: "unit" }, ` ${plain(unit, 30)}`) : null),
           );
         }),
     );

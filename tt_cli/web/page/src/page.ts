@@ -55,6 +55,7 @@ function notice(link: Link, silent: number): void {
   if (text && !box.hidden) box.setAttribute("aria-live", "off");
   else box.removeAttribute("aria-live");
   tell(box, text);
+  box.style.position = wrong ? "" : "static"; // the organiser's words may be long
   box.hidden = text === "";
   document.documentElement.dataset.link = text ? "gone" : link; // nothing moves
   tell(

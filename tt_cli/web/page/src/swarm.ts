@@ -35,14 +35,15 @@ export class Swarm {
 
   snapshot(now: Snapshot): void {
     this.now = now;
-    const aux = now.peers.length - now.trainers;
+    const aux = now.peers.filter((peer) => peer.role === "aux").length;
     const people = new Set(now.peers.filter((peer) => peer.role === "trainer").map((peer) => peer.user || peer.peer_id))
       .size;
     byId("swarm-view").hidden = now.peers.length === 0;
     const helpers =
       aux > 0 ? `, and ${plural(aux, "auxiliary peer")} that keep${aux === 1 ? "s" : ""} them together` : "";
-    const agree =
-      now.holders > 0 ? ` ${now.agreeing} of ${now.holders} hold the same parameters, to the last bit.` : "";
+    const holders = plural(now.holders, "peer");
+    const same = `${now.agreeing} of ${holders} ${now.agreeing === 1 ? "holds" : "hold"} the same parameters, to the last bit.`;
+    const agree = now.digest ? ` ${same}` : now.holders > 0 ? ` No state has a majority among ${holders}.` : "";
     tell(
       byId("swarm-words"),
       now.trainers === 0
