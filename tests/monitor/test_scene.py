@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
-from tt_cli.monitor.peer_tables import PEER_COLUMNS, leader_rows, peer_rows
+from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, leader_rows, peer_rows
 from tt_cli.monitor.scene import Scene, flops_words, leaders_now, middle_speed, remarks
 from tt_cli.swarm.records.snapshot import PeerView
 from tt_cli.terminal.table import row_line, widths
+from tt_cli.web.schemas import Leader
 
 NOW = 1_000_000.0
 
@@ -106,6 +107,13 @@ def test_what_stays_on_the_terminal() -> None:
     seen = scene(snapshot=snapshot())
     assert seen.summary() == "emoji-1a2b3c4d: step 7, loss 3.214, 1 trainer; watched for 12 s"
     assert scene().summary() == "emoji-1a2b3c4d: no peer was seen; watched for 12 s"
+
+
+def test_the_leaderboard_of_a_small_terminal_cuts_no_number() -> None:
+    leader = Leader(user="ada", samples=10**9 - 1, seconds=7e6, peers=12, share=0.5, last_seen=NOW - 648)
+    (row,) = leader_rows([leader], NOW)
+    line = row_line(LEADER_COLUMNS, widths(LEADER_COLUMNS, 79), row).plain
+    assert " ".join(line.split()) == "1 ada 999,999,999 81 d 0 h 50 % 12 10 min 48 s"
 
 
 @pytest.mark.parametrize("width", [1, 14, 20, 40, 80, 120, 200, 400])

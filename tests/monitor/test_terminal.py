@@ -76,6 +76,14 @@ def test_a_pause_is_told_in_text_and_in_figures() -> None:
     assert "100 of 256 samples · paused" in "\n".join(line.plain for line in figures(paused, "", 100))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"epoch": 2000}, "all steps made"), ({"eta_s": None}, "nobody computes"), ({}, "in 10 s")]
+)
+def test_what_comes_next_is_not_cut_off_though_there_are_inner_steps(changes: dict[str, object], words: str) -> None:
+    local = snapshot(inner_steps=210, inner_steps_due=600, **changes)
+    assert figures(local, "", 80)[1].plain.endswith(f"samples · 210 of 600 inner steps · {words}")
+
+
 def test_no_peer_can_write_to_the_terminal() -> None:
     evil = trainer(user=EVIL, device=EVIL, round=EVIL, peer_id=EVIL)
     seen = snapshot(peers=[evil])

@@ -97,7 +97,8 @@ class MonitorApp(App[None]):
     #alarm { display: none; }
     #detail { height: 2; overflow: hidden; }
     ContentSwitcher { height: 1fr; }
-    Lines, Vertical { background: ansi_default; scrollbar-size-vertical: 1; }
+    Lines, Vertical, PeerTable { background: ansi_default; scrollbar-background: ansi_default; }
+    Lines, PeerTable { scrollbar-size-vertical: 1; }
     #peers, #leaderboard { height: 1fr; }
     Lines { overflow-x: hidden; }
     """

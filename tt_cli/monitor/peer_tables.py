@@ -173,19 +173,15 @@ def leader_rows(leaders: Sequence[Leader], now: float) -> list[LeaderRow]:
     return [LeaderRow(place, leader_name(leader), leader, now) for place, leader in enumerate(ordered, 1)]
 
 
-def _seen(row: LeaderRow) -> str:
-    return f"{duration(row.now - row.leader.last_seen)} ago"
-
-
 _number = partial(Column[LeaderRow], right=True, falls=True)
 LEADER_COLUMNS: Sequence[Column[LeaderRow]] = (
     Column("#", 3, 6, 6, lambda row: Text(f"{row.place:,}", style="dim"), lambda row: row.place, right=True),
     Column("user", 12, 40, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower()),
-    _number("samples", 9, 16, 9, lambda row: f"{row.leader.samples:,}", lambda row: row.leader.samples),
+    _number("samples", 12, 16, 9, lambda row: f"{row.leader.samples:,}", lambda row: row.leader.samples),
     _number(
         "compute time", 13, 14, 8, lambda row: duration(row.leader.seconds or None), lambda row: row.leader.seconds
     ),
     _number("share", 6, 6, 7, lambda row: percent(row.leader.share), lambda row: row.leader.share),
     _number("peers", 6, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers),
-    _number("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen),
+    _number("seen", 12, 12, 5, lambda row: duration(row.now - row.leader.last_seen), lambda row: row.leader.last_seen),
 )

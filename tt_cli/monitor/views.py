@@ -155,8 +155,8 @@ def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
     total, target = max(1, snapshot.total_steps), max(1, snapshot.target_batch_size)
     left, done = snapshot.seconds_left, percent(snapshot.epoch / total)
     ends = "done" if snapshot.epoch >= total else f"ends in {duration(left)}" if left is not None else "end unknown"
-    eta = f"in {duration(snapshot.eta_s)}" if snapshot.eta_s is not None else "nobody computes"
-    eta = "paused" if snapshot.paused else eta
+    eta = "nobody computes" if snapshot.eta_s is None else f"in {duration(snapshot.eta_s)}"
+    eta = "all steps made" if snapshot.epoch >= total else "paused" if snapshot.paused else eta
     who = plural(snapshot.trainers, "trainer") + (f", {plural(helpers, 'aux peer')}" if helpers else "")
     speed = f"{rate(snapshot.samples_per_second)} samples/s" + (f" · {flops}" if flops else "")
     steps = f"{snapshot.epoch:,} of {snapshot.total_steps:,} · {done}"
@@ -176,7 +176,7 @@ def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
         return [*(labelled(label, words, width=width) for label, words in rows.items()), *traffic, *truth]
     samples += inner
     words = max(len(f"{steps} · {ends}"), len(f"{samples} · {eta}"))
-    room = max(8, min(80, width - 12 - words))
+    room = max(4, min(80, width - 12 - words))
     return [
         labelled("step", bar(snapshot.epoch / total, room), f"  {steps} · {ends}", width=width),
         labelled("next step", bar(snapshot.samples / target, room, "green"), f"  {samples} · {eta}", width=width),
