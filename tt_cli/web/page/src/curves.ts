@@ -1,6 +1,6 @@
 // Arithmetic of the plots' curves.
 
-export type Values = (number | null)[];
+type Values = (number | null)[];
 
 /** Round numbers for a log scale, also within one decade. */
 export function decades(low: number, high: number): number[] {

@@ -172,7 +172,7 @@ export class Swarm {
           cell: (peer) =>
             peer.role === "trainer" ? (peer.client_mode ? "behind a router" : "reachable") : "auxiliary",
         },
-        { head: "Last round", cell: (peer) => make("bdi", { class: "round" }, plain(peer.round, 120) || "–") },
+        { head: "Last round", cell: (peer) => make("bdi", {}, plain(peer.round, 120) || "–") },
       ],
       now.peers.slice(0, 1000),
     );
