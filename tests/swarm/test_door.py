@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from end_to_end.conftest import tiny_run
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
@@ -22,6 +23,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from swarm.made import record
 from testbed.passes import HOUR, Issuer, key_file
 
+from tt_cli.identity.passes import Notice, RollBack, public_text, sign
 from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership import dht_auth as room
 from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, membership_at
@@ -137,10 +139,26 @@ def test_an_observer_needs_a_pass_of_its_own(members: Members, monkeypatch: pyte
     members.issuer.admit(members.folder / "watching", members.run, "observer", "somebody")
     with Observer(members.run, members.addresses) as observer:
         assert identity.peer_id in {one.peer_id for one in observer.records()}
-        assert observer.notice() is None
-        text, until = members.issuer.ban([], members.run, []), get_dht_time() + HOUR
-        members.aux.store(notice_key(members.run.identity), subkey=1, value=text, expiration_time=until)
-        assert (heard := observer.notice()) is not None and heard.run == members.run.identity
+
+
+def test_an_observer_of_an_open_run_sees_those_who_went_back_as_the_organiser_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    run = tiny_run(membership={"authority": "http://127.0.0.1:1", "authority_key": public_text(key)})
+    back = RollBack(step=1, digest="aa", source="", order=7)
+    notice = sign(Notice(run.identity, 1, time.time(), frozenset(), frozenset(), "new data", back), key)
+    (tmp_path / "notice").write_text(notice)
+    identity = claim_identity(tmp_path, "aux")
+    dht = start_dht(run, identity, initial_peers=[], host="127.0.0.1")
+    with ExitStack() as stack:
+        stack.callback(stop_dht, dht)
+        PeerDirectory(run, dht, identity)._store(record(identity.peer_id, time=get_dht_time(), era=7))
+        dht.store(notice_key(run.identity), subkey=1, value=notice, expiration_time=get_dht_time() + HOUR)
+        monkeypatch.setenv("TT_HOME", str(tmp_path / "watching"))
+        observer = stack.enter_context(Observer(run, addresses_of(dht)))
+        assert [one.peer_id for one in observer.records()] == [identity.peer_id]
+        assert (heard := observer.notice()) is not None and heard.paused == "new data"
 
 
 def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(

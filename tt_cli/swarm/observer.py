@@ -19,7 +19,7 @@ from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
-from tt_cli.swarm.records.publisher import read_history, read_notice, read_records
+from tt_cli.swarm.records.publisher import hear_notice, read_history, read_records
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import TreeReader
 from tt_cli.swarm.state.client import PATIENCE, NoState, ReceivedState, StateClient, WantedState
@@ -47,6 +47,7 @@ class Observer(ExitStack):
 
     def records(self) -> list[PeerRecord]:
         """The newest valid record of every peer that has not left."""
+        hear_notice(self._dht, self._run)
         return [record for record in read_records(self._dht, self._run) if not record.left]
 
     def history(self) -> HistoryRecord | None:
@@ -54,8 +55,8 @@ class Observer(ExitStack):
         return read_history(self._dht, self._run)
 
     def notice(self) -> Notice | None:
-        """The organiser's newest notice, None without one."""
-        return read_notice(self._dht, self._run)
+        """The organiser's newest notice as of the last look at the records, None without one."""
+        return membership_at(self._dht).notice()
 
     def fetch_state(
         self,
@@ -68,6 +69,8 @@ class Observer(ExitStack):
         read_tree: the tree in a manifest, or ValueError. on_bytes: called with the bytes received and the bytes that
         there are. Raises TTError when no donor is left. Call it once.
         """
+
+        hear_notice(self._dht, self._run)
 
         async def fetch() -> ReceivedState:
             p2p = await self._dht.replicate_p2p()

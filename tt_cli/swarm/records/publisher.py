@@ -18,7 +18,7 @@ from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.timed_storage import ValueWithExpiration
 from pydantic import ValidationError
 
-from tt_cli.identity.passes import CLOCK_LEEWAY, Notice, era_of
+from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
 from tt_cli.run import RunConfig
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, membership_at
@@ -118,14 +118,12 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     return max(histories, key=lambda history: len(history.steps), default=None)
 
 
-def read_notice(dht: DHT, run: RunConfig) -> Notice | None:
-    """The organiser's newest notice that this machine has or a member passed on."""
-    membership = membership_at(dht)
+def hear_notice(dht: DHT, run: RunConfig) -> None:
+    """Take up the organiser's newest notice from the DHT: records count that are of the era which it began."""
     if run.membership.authority_key is not None:
         with contextlib.suppress(TimeoutError):
             for text in _entries(dht, notice_key(run.identity)).values():
-                membership.hear(text)
-    return membership.notice()
+                membership_at(dht).hear(text)
 
 
 async def keep_in_touch(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
