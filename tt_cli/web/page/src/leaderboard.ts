@@ -40,7 +40,7 @@ export class Leaderboard {
     table.hidden = rows.length === 0;
     tell(
       byId("leaders-empty"),
-      this.window === "day" ? "Nobody in the last 24 hours: be the first." : "Nobody yet: be the first.",
+      this.window === "day" ? "Nobody in the last 24 hours." : "Nobody yet: be the first.",
     );
     byId("leaders-empty").hidden = rows.length > 0;
     const bar = (row: Leader): Node => {
