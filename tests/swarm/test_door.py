@@ -154,11 +154,13 @@ def test_an_observer_of_an_open_run_sees_those_who_went_back_as_the_organiser_or
     with ExitStack() as stack:
         stack.callback(stop_dht, dht)
         PeerDirectory(run, dht, identity)._store(record(identity.peer_id, time=get_dht_time(), era=7))
-        dht.store(notice_key(run.identity), subkey=1, value=notice, expiration_time=get_dht_time() + HOUR)
         monkeypatch.setenv("TT_HOME", str(tmp_path / "watching"))
         observer = stack.enter_context(Observer(run, addresses_of(dht)))
+        assert (observer.records(), observer.notice()) == ([], None)
+        dht.store(notice_key(run.identity), subkey=1, value=notice, expiration_time=get_dht_time() + HOUR)
         assert [one.peer_id for one in observer.records()] == [identity.peer_id]
-        assert (heard := observer.notice()) is not None and heard.paused == "new data"
+        later = stack.enter_context(Observer(run, addresses_of(dht)))  # who takes the state asks for no records before
+        assert (heard := later.notice()) is not None and heard.paused == "new data"
 
 
 def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(

@@ -197,13 +197,14 @@ def test_a_language_models_texts_are_shown_as_text(context: BrowserContext, axe:
         for number, prompt in enumerate(prompts):
             text = f"{prompt} <script>window.hacked=1</script>\x1b[31m\nof {checkpoint}"
             (tmp_path / f"{checkpoint}-{number}.txt").write_text(text)
-    words = Served(MadeHistory(500, 4, {"perplexity": 12.3}, prompts, "txt"), tmp_path, load_run("words"))
+    words = Served(MadeHistory(500, 2, {"perplexity": 12.3}, prompts, "txt"), tmp_path, load_run("words"))
     page = opened(context, words)
     expect(page.get_by_role("heading", name="What it writes")).to_be_visible()
     texts = page.locator("#pictures blockquote")
     shown = "Once upon a time <script>window.hacked=1</script>·[31m of 11"
     expect(texts).to_have_text([shown, shown.replace(prompts[0], prompts[1])])
     expect(texts.first.locator("strong")).to_have_text("Once upon a time")
+    expect(page.locator("[data-challenge=devices] dd").last).to_have_text("1 peer")
     page.get_by_label("Checkpoint", exact=True).focus()
     page.keyboard.press("Home")
     expect(texts.first).to_have_text(shown.replace("of 11", "of 0"))
@@ -239,6 +240,7 @@ def test_a_pause_is_told_with_the_organisers_reason(context: BrowserContext, ser
     served.history.make_step()  # a snapshot of another time
     expect(page.locator("#notice")).to_have_text(f"The organiser paused the run: {HOSTILE[0]}")
     assert [page.locator(place).inner_text() for place in ("#f-eta", "#f-eta-of")] == ["–", "paused"]
+    assert page.locator("#notice").evaluate("box => getComputedStyle(box).position") == "static", "it may be long"
     assert violations(page, axe, "body") == [] and fits(page) and complaints(page) == []
     served.history.now = {}
     served.history.make_step()

@@ -43,6 +43,7 @@ class Observer(ExitStack):
                 so_far.callback(identity.lock.close)
             self._dht = start_dht(run, identity, initial_peers=initial_peers, client_mode=True)
             so_far.callback(stop_dht, self._dht)
+            hear_notice(self._dht, run)
             self.push(so_far.pop_all())
 
     def records(self) -> list[PeerRecord]:
@@ -69,8 +70,6 @@ class Observer(ExitStack):
         read_tree: the tree in a manifest, or ValueError. on_bytes: called with the bytes received and the bytes that
         there are. Raises TTError when no donor is left. Call it once.
         """
-
-        hear_notice(self._dht, self._run)
 
         async def fetch() -> ReceivedState:
             p2p = await self._dht.replicate_p2p()
