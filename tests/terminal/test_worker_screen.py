@@ -7,7 +7,9 @@ import io
 import json
 import os
 import pty
+import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, 
 from tt_cli.monitor.views import swarm_view
 from tt_cli.supervisor import events as e
 from tt_cli.supervisor.peer_state import CURVE, PeerState
+from tt_cli.terminal import live_view
 from tt_cli.terminal.log_lines import best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
@@ -144,6 +147,36 @@ def test_a_full_disk_that_takes_no_line_ends_nothing(form: str) -> None:
         for event in TRAINING:
             one.show(event)
     assert one.state.saved_step == 14
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+@pytest.mark.parametrize("opened", [os.pipe, pty.openpty])
+def test_lines_that_nobody_reads_hold_nobody_up(
+    opened: Callable[[], tuple[int, int]], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `| less`; who reads again has the first of them, and how many are missing."""
+    monkeypatch.setattr(live_view, "PATIENCE", 0.0)
+    reading, writing = opened()
+    with (
+        open(reading) as out,
+        open(writing, "w") as stream,
+        Screen("t", AT_START, stream=stream, **{form: True}) as one,
+    ):
+
+        def tell() -> None:
+            for number in range(7000):
+                one.show(e.Log(f"line {number} {'ü' * 40}"))
+
+        telling = threading.Thread(target=tell, daemon=True)
+        telling.start()
+        telling.join(60.0)
+        assert not telling.is_alive(), "it waits for a reader"
+        seen = 0
+        while f"line {seen} " in (line := out.readline()):
+            one.show(e.Log("one more"))
+            seen += 1
+    missing, _, words = line.partition(" lines are left out")
+    assert words and 7000 <= seen + int(re.split(r"\D", missing)[-1]) <= 7000 + seen
 
 
 def drawn(happened: list[e.Event], width: int, height: int, now: float, **options: Any) -> list[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import select
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self, TextIO
 
@@ -16,6 +19,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tt_cli.supervisor.events import Log
+
+MOST_UNREAD = 2000  # pieces that wait for a reader
+PATIENCE = 1.0  # seconds for one who is slow
 Mode = Literal["live", "plain", "json"]
 
 
@@ -27,11 +34,19 @@ def output_mode(stream: TextIO, *, plain: bool = False, json: bool = False) -> M
     return "live" if stream.isatty() and able and not plain else "plain"
 
 
-def write_line(stream: TextIO, line: str) -> None:
+def write_line(stream: TextIO, line: str, end: str = "\n") -> None:
     """`line` and a newline, at once; characters that the stream cannot encode become "?"."""
     encoding = stream.encoding or "utf-8"
-    stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+    stream.write(line.encode(encoding, "replace").decode(encoding) + end)
     stream.flush()
+
+
+def _takes_some(stream: TextIO, seconds: float) -> bool:
+    """Tell whether a stream takes anything, within so many seconds; one that is no file of the system's does."""
+    try:
+        return bool(select.select([], [stream], [], seconds)[1])
+    except (OSError, ValueError):
+        return True
 
 
 @contextmanager
@@ -48,16 +63,6 @@ def standard_error_in(file: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-
-
-@contextmanager
-def _lost_quietly() -> Iterator[None]:
-    """Lines that a closed terminal or a full disk does not take end nobody's work."""
-    try:
-        yield
-    except OSError as lost:
-        if lost.errno not in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-            raise
 
 
 def clock(at: float) -> str:
@@ -84,6 +89,8 @@ class LiveScreen:
         self._above = ""
         self._size, self._height, self._afresh = self._console.size, 0, 0
         self._live: Live | None = None
+        self._piece = r".{1,60}|\n" if self.stream.isatty() else r"(?s).{1,1000}"  # what takes any takes it whole
+        self._unread, self._left_out = deque[str](), 0
 
     def __enter__(self) -> Self:
         if self.mode == "live":
@@ -94,14 +101,36 @@ class LiveScreen:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with _lost_quietly():
+        with suppress(OSError):
             if self._live is not None:
                 self._live.stop()
+            self._flush(PATIENCE)
 
     def write(self, line: str) -> None:
-        """A line of plain or JSON output."""
-        with _lost_quietly():
-            write_line(self.stream, line)
+        """A line of plain or JSON output; lost where a closed terminal or a full disk does not take it.
+
+        While nobody reads (`| less`, Ctrl-S), lines wait and most are left out: nobody's work shall.
+        """
+        patience = 0.0 if self._unread else PATIENCE
+        if len(self._unread) < MOST_UNREAD and not self._left_out:
+            self._unread += re.findall(self._piece, f"{line}\n")
+        else:
+            self._left_out += 1
+        try:
+            self._flush(patience)
+        except OSError as lost:
+            if lost.errno not in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def _flush(self, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while (self._unread or self._left_out) and _takes_some(self.stream, max(0.0, deadline - time.monotonic())):
+            if not self._unread:
+                log = Log(f"{self._left_out} lines are left out here: nobody read them", "warning")
+                self._left_out = 0
+                plain = f"{clock(log.at)} {log.level:<12} {log.message}"
+                self._unread.append(f"{log.to_json() if self.mode == 'json' else plain}\n")
+            write_line(self.stream, self._unread.popleft(), end="")
 
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """Draw it as at most `height` lines of at most `width` cells. now: Unix seconds."""
