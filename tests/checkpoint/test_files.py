@@ -297,6 +297,23 @@ def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
     assert load(aside[0]).step in (6, 7)
 
 
+def test_of_what_was_set_aside_the_newest_stay(tmp_path: Path) -> None:
+    """Over months, a disk with errors filled with them."""
+    for number, kind in enumerate(3 * ["corrupt", "before-order-3", "of-0123abcd", "bak"]):
+        file = tmp_path / f"step-{100 - number:08d}.safetensors.{kind}"
+        file.touch()
+        os.utime(file, (number, number))
+    path = save(tmp_path, state_at(200), keep=1)
+    assert [name for name in names(tmp_path) if name != path.name] == [
+        "step-00000089.safetensors.bak",
+        "step-00000090.safetensors.of-0123abcd",
+        "step-00000091.safetensors.before-order-3",
+        "step-00000092.safetensors.corrupt",
+        "step-00000093.safetensors.bak",
+        "step-00000097.safetensors.bak",
+    ], "a person's own copies are theirs"
+
+
 def test_older_checkpoints_are_kept_ever_fewer_the_older_they_are(tmp_path: Path) -> None:
     for step in range(0, 400, 4):
         save(tmp_path, state_at(step, elements=1), keep=2, spread=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,8 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_stays(whole: bool, tmp
     first = 0 if whole else len(content) // 2
     content[first : first + 8192] = b"\xa5" * 8192
     file.write_bytes(content)
+    for day, suffix in product((1, 2, 3), ("", "-shm", "-wal")):
+        file.with_name(f"history.db.damaged-2024010{day}-120000{suffix}").touch()
     store = HistoryWriter(url, RUN, told.append)
     assert len(told) == 1 and "history.db was damaged: it is history.db.damaged-" in told[0]
     kept = [step for step, _, _ in store.losses()]
@@ -214,7 +217,8 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_stays(whole: bool, tmp
     store.record_step(made(6000), [], 100)
     assert store.losses()[-1][0] == 6000
     store.close()
-    assert len(list(tmp_path.glob("history.db.damaged-*"))) == 1
+    assert len(list(tmp_path.glob("history.db.damaged-2024*"))) == 3, "of those before the last"
+    assert len(list(tmp_path.glob("history.db.damaged-*"))) == 4
 
 
 def test_only_the_coordinator_mends_a_damaged_file(tmp_path: Path) -> None:

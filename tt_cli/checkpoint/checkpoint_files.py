@@ -27,6 +27,7 @@ from tt_cli.run import RunConfig
 from tt_cli.run.checkpoint_names import name_of, outdated, read_head, step_in
 
 _CHUNK = 1 << 24
+_ASIDE = ("corrupt", "before-order-*", "of-*")  # endings of what was set aside
 
 OnProgress = Callable[[int, int], object]
 
@@ -36,8 +37,9 @@ def save(
 ) -> Path:
     """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
 
-    spread: keep older ones too, see `outdated`. spare: steps whose checkpoints stay. The file appears only when all of
-    it is on the disk. Raises CheckpointError when it cannot be written; checkpoints already there are then untouched.
+    Of those set aside for one reason as many stay. spread: keep older ones too, see `outdated`. spare: steps whose
+    checkpoints stay. The file appears only when all of it is on the disk. Raises CheckpointError when it cannot be
+    written; checkpoints already there are then untouched.
     """
     path = folder / name_of(state.step)
     pieces = serialised(state)
@@ -58,6 +60,10 @@ def save(
     there = {step_of(old): old for old in checkpoints_in(folder)}
     for step in outdated(list(there), keep, spread) - {state.step, *spare}:
         there[step].unlink(missing_ok=True)
+    for ending in _ASIDE:
+        with suppress(OSError):
+            for old in sorted(folder.glob(f"step-*.safetensors.{ending}"), key=os.path.getmtime)[:-keep]:
+                old.unlink()
     return path
 
 

@@ -136,6 +136,8 @@ class HistoryWriter:
         self._database.close()
         aside = file.with_name(f"{file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         with os_errors(f"{WHOSE} is damaged and cannot be set aside", kind=DatabaseDown):
+            for old in sorted(file.parent.glob(f"{file.name}.damaged-*"))[:-3]:  # each has up to three files
+                old.unlink(missing_ok=True)
             for suffix in ("", "-wal", "-shm"):
                 if (part := Path(f"{file}{suffix}")).exists():
                     part.rename(f"{aside}{suffix}")
