@@ -94,6 +94,7 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("model.dim", True, "model.dim = true: must be a whole number"),
         ("model.dimm", 64, "model.dimm: no such key; did you mean 'dim'?"),
         ("modle.dim", 64, "modle: no such key; did you mean 'model'?"),
+        ("run.zzz", 1, "run.zzz: no such key; update tt where the file is of a newer one; allowed are description"),
         ("model.reversible", 1, "model.reversible = 1: must be true or false"),
         ("model.dim", 66, "model.dim = 66: must be a multiple of 4 when shift_tokens = true"),
         ("model.dim_head", 4, "model.dim_head = 4: must be even, and at least 6 when rotary = true"),

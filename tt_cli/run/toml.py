@@ -78,7 +78,8 @@ def _finding(model: type[BaseModel], finding: ErrorDetails) -> str:
         return f"{key}: missing"
     if kind == "extra_forbidden":
         names = sorted(part.model_fields)
-        return f"{key}: no such key; {nearest(str(location[-1]), names, 'allowed are ' + ', '.join(names))}"
+        otherwise = f"update tt where the file is of a newer one; allowed are {', '.join(names)}"
+        return f"{key}: no such key; {nearest(str(location[-1]), names, otherwise)}"
     if kind == "union_tag_invalid":  # a table of one of several kinds, which its name tells
         return f"{key}.name = {_input(context['tag'])}: must be {context['expected_tags'].replace(', ', ' or ')}"
     if kind == "value_error" and isinstance(finding["input"], dict):
