@@ -38,7 +38,7 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
     with Organiser.at_work(run) as organiser:
         organiser.ban("user", "Mallory", "poison " * 100)  # of which as much is kept as there is room for
         organiser.pause("why")
-        organiser.roll_back(3, "d" * 64, "s")
+        organiser.roll_back(3, "d" * 64, "a/s")
         assert [one.user for one in organiser.store.members()] == ["ada"]
         assert len(organiser.store.bans()[0]["reason"]) == 500
         assert len(organiser.store.trail(10)) == 3

@@ -194,10 +194,13 @@ def test_orders_are_numbered_and_read_by_peers(authority: Authority) -> None:
     with Organiser.at_work(authority.run) as organiser:
         organiser.pause("the  data set\nis broken")
         first = organiser.roll_back(1200, "3f8a" * 16, "acme/checkpoints")
-        second = organiser.roll_back(1100, "77aa" * 16, "acme/checkpoints")
+        second = organiser.roll_back(1100, "77aa" * 16, "/mnt/shared/step-00001100.safetensors")
         for wrong in ((-1, "a" * 64, "b"), (1, "", "b"), (1, "a" * 300, "b"), (1, "3f8a…", "b"), (2**63, "a" * 64, "")):
             with pytest.raises(UsageError, match="name a checkpoint"):
                 organiser.roll_back(*wrong)
+        for place in ("acme", "https://huggingface.co/acme/checkpoints", "acme/check\npoints", f"acme/{'a' * 500}"):
+            with pytest.raises(UsageError, match="no member finds a checkpoint at '"):
+                organiser.roll_back(1100, "77aa" * 16, place)
         with pytest.raises(UsageError, match="no user's name"):
             organiser.ban("user", "a b", "")
     notice = read_notice(authority.notice()[1], authority.folder.settings().line(), authority.run.identity, 4e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,12 @@ from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import name_of, step_in
+from tt_cli.run.sections import HUB_PLACE
 from tt_cli.swarm.shared_state import StateLoader, TreeReader
 from tt_cli.swarm.state.bridge import StateBuffer
 
 PublishedState = tuple[StateTree, StateBuffer, str]
 """Its tree, its bytes, and where it lies."""
-
-_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1,100}))?")
 
 
 def newest_published(run: RunConfig, read_tree: TreeReader) -> PublishedState:
@@ -53,7 +51,7 @@ def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterato
         yield partial(_as_state, run, read_tree, own[1], str(own[0]))
     elif Path(order.source).is_file():
         yield lambda: _as_state(run, read_tree, load(Path(order.source)), order.source)
-    elif match := _REPOSITORY.fullmatch(order.source):
+    elif match := HUB_PLACE.fullmatch(order.source):
         (repository, revision), name = match.groups(), name_of(order.step)
         place = f"{repository}/{name} at {(revision or 'main')[:12]}"
         yield lambda: _as_state(run, read_tree, load(download(repository, name, revision)), place)

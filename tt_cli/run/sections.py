@@ -18,6 +18,7 @@ from tt_cli.identity.multiaddr import check_multiaddr
 from tt_cli.identity.passes import authority_keys
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_PLACE = re.compile(rf"({HUB_NAME.pattern})(?:@([\w./-]{{1,100}}))?")  # OWNER/NAME or OWNER/NAME@REVISION
 
 
 def Untrained(default: Any = PydanticUndefined, **limits: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings
 from tt_cli.auth.authority.authority_server import open_store
@@ -13,6 +14,7 @@ from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import UsageError
 from tt_cli.identity.peer_key import PEER_ID
 from tt_cli.run import RunConfig
+from tt_cli.run.sections import HUB_PLACE
 
 WHO = "organiser"
 MOST_BANS = 8000  # of names of up to 128 characters, within the length of a notice
@@ -68,8 +70,12 @@ class Organiser:
 
         Returns the order's number. Raises UsageError.
         """
-        if not 0 <= step < 10**15 or not re.fullmatch(r"[0-9a-f]{64}", digest) or len(source) > 500:
+        if not 0 <= step < 10**15 or not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise UsageError("name a checkpoint by its step and its digest, 64 hex digits")
+        file = Path(source).is_absolute() and source.isprintable()
+        if source and (len(source) > 500 or not (file or HUB_PLACE.fullmatch(source))):
+            where = "OWNER/REPOSITORY[@REVISION] on the Hub, or a file's whole path on members' machines"
+            raise UsageError(f"no member finds a checkpoint at {source[:60]!r}: name {where}")
         order = self.store.roll_back(step, digest, source, time.time())
         self._note("rollback", f"order {order}: step {step}, {digest}, {source}")
         return order
