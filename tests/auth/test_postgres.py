@@ -43,6 +43,9 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
         assert len(organiser.store.bans()[0]["reason"]) == 500
         assert len(organiser.store.trail(10)) == 3
     assert authority.notice()[0] > before
+    trail = authority.store.trail(10)
+    with authority.store._database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE audit SET at = at WHERE id < 3")  # to PostgreSQL they lie last then
     file = tmp_path / "backup.json"
     back_up(run, file, clock.now)
     with authority.store._database.engine.begin() as connection:
@@ -50,6 +53,7 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
     with pytest.raises(DatabaseDown, match="does not answer"):
         authority.store.member(ada.peer_id)
     restore(run, file, clock.now)
+    assert [entry["what"] for entry in authority.store.trail(10)] == [*(entry["what"] for entry in trail), "restored"]
     assert ada.renewal(authority, text)
     with pytest.raises(RequestRefused, match="Mallory is banned"):
         authority.issue_here(Peer(1).peer_id, "Mallory")

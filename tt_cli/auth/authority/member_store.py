@@ -197,7 +197,7 @@ class MemberStore:
     def dump(self) -> dict[str, list[dict[str, Any]]]:
         """All that a backup holds."""
         with self._transaction() as connection:
-            return {table.name: _rows(connection, sa.select(table)) for table in KEPT}
+            return {table.name: _rows(connection, sa.select(table).order_by(*table.primary_key)) for table in KEPT}
 
     def load(self, content: dict[str, list[dict[str, Any]]], now: float) -> None:
         """Replace everything by a dump. Raises LookupError or ValueError for what is none."""
