@@ -16,7 +16,7 @@ from told import Told
 
 from tt_cli.auxiliary import evaluator as room
 from tt_cli.auxiliary.evaluator import Evaluator, spread
-from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, SamplesOptions, checked_prompts
+from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, SamplesOptions, checked_prompts, daily
 from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.checkpoint.checkpoint_files import save as write_checkpoint
@@ -28,6 +28,7 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Event, Log
 from tt_cli.task import task_of
 
 pytestmark = pytest.mark.slow
@@ -235,6 +236,17 @@ def test_without_the_vqgans_weights_the_loss_is_measured_alone(opened: Open) -> 
     assert row["heldout_loss"] is not None and row["pictures"] == []
     assert len(told) == 2 and told[0].startswith("no samples are made: ") and "\n" not in told[0]
     assert not opened(run).look()
+
+
+def test_a_trouble_that_lasts_or_comes_back_is_told_once_a_day() -> None:
+    told, now = list[Event](), [5e8]
+    tell = daily(told.append, lambda: now[0])
+    for _ in range(100):
+        now[0] += 3600.0
+        tell("the database does not answer", "error")
+    assert 4 <= len(told) <= 6
+    tell("another line", "info")
+    assert isinstance(told[-1], Log) and (told[-1].message, told[-1].level) == ("another line", "info")
 
 
 def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

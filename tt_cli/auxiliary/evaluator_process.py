@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -63,6 +63,12 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
+def daily(emit: Emit, clock: Callable[[], float] = time.time) -> Callable[[str, str], None]:
+    """Make what tells a line, with its level, once a day, however often it is found to be so."""
+    tell = cache(lambda line, level, day: emit(Log(line, level)))
+    return lambda line, level: tell(line, level, clock() // 86400)
+
+
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: evaluate what is new until it is asked to leave."""
     os.nice(NICE)
@@ -72,7 +78,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     lease = LeaseFile(folders.run_folder(run)) if Database(database, "the history").file is None else None
     store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     heartbeat = Heartbeat(partial(store.tell_part, "evaluator"))
-    tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
+    tell = daily(emit)
     orders.leave_at_once()
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
     draws = f", and makes samples for: {', '.join(opts.prompts)}" if opts.prompts else ""
