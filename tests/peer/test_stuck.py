@@ -64,6 +64,13 @@ CAUSES: dict[str, tuple[PeerFacts, str, str, Remedy, bool]] = {
         Remedy.REJOIN,
         False,
     ),
+    "another run": (
+        PeerFacts(contact=WELL, strange=True),
+        "swarm",
+        "alone in the run: who answers at the initial peers has no record of anybody",
+        Remedy.WAIT,
+        False,
+    ),
     "state stands still": (
         PeerFacts(phase="syncing", since_phase=200, since_bytes=91, download=(120_000_000, 500_000_000, 0.0)),
         "state download",
@@ -172,7 +179,7 @@ def test_every_cause_is_told_in_words_with_its_first_remedy(name: str) -> None:
         PeerFacts(phase="waiting", since_phase=2, missing=("ben",)),
         PeerFacts(failed_rounds=2),
         PeerFacts(contact=Connectivity(C, B, A)),  # the initial peers are gone, and nobody needs them now
-        PeerFacts(contact=Connectivity()),  # the first peer of a run knows nobody
+        PeerFacts(contact=Connectivity(), strange=True),  # the first peer of a run knows nobody
     ],
 )
 def test_who_is_well_or_only_slow_is_left_alone(facts: PeerFacts) -> None:
@@ -386,6 +393,16 @@ def test_who_is_back_at_an_earlier_step_before_the_others_has_not_lost_them(watc
         watched.look()
         watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
     assert [event.what for event in watched.told if isinstance(event, Trouble)] == ([] if era else ["alone"])
+
+
+def test_who_joins_peers_of_another_run_or_version_is_told_until_somebody_is_seen(watched: Any) -> None:
+    """It trains alone for ever otherwise, and does not know."""
+    both, watched.swarm.board.view = watched.swarm.board.view, SwarmState.of([record("a")])
+    for view, told in ((watched.swarm.board.view, 1), (both, 1), (watched.swarm.board.view, 1)):
+        watched.swarm.board.view = view
+        watched.look(room.CALM_SECONDS + 1.0)
+        watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+        assert [event.what for event in watched.told if isinstance(event, Trouble)].count("swarm") == told
 
 
 def test_an_assistant_without_trainers_is_not_in_trouble(watched: Any) -> None:

@@ -39,7 +39,8 @@ class PeerFacts:
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
     run's matchmaking_time and averaging_timeout. since_growth: since the swarm's samples grew. download: bytes that
     came, all, bytes a second. missing: names of trainers without which there is no quorum. alone: no other trainer is
-    seen. lost_company: there were some, and not all said goodbye. listening: some trainer accepts connections.
+    seen. lost_company: there were some, and not all said goodbye. strange: nobody of this run has been seen at all, not
+    even an aux peer. listening: some trainer accepts connections.
     """
 
     phase: str = "training"
@@ -64,6 +65,7 @@ class PeerFacts:
     missing: tuple[str, ...] = ()
     alone: bool = False
     lost_company: bool = False
+    strange: bool = False
     client_mode: bool = False
     listening: bool = True
     contact: Connectivity | None = None
@@ -205,6 +207,10 @@ def _rounds(facts: PeerFacts) -> Diagnosis | None:
     if facts.lost_company and facts.contact is not None and facts.contact.answered:
         words = "alone in the swarm: the other trainers are not seen any more, while others answer"
         return Diagnosis("alone", words, (Remedy.REJOIN, Remedy.WAIT), stuck=False)
+    if facts.strange and facts.contact is not None and facts.contact.answered & facts.contact.initial:
+        words = "alone in the run: who answers at the initial peers has no record of anybody in it"
+        advice = "if the organiser's page shows others, take the organiser's run file and version of tt"
+        return Diagnosis("swarm", words, advice=advice, stuck=False, pause=600.0)
     return None
 
 
