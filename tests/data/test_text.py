@@ -149,9 +149,19 @@ def test_files_are_documents_each_epoch_in_another_order(tmp_path: Path, kind: s
     assert Counter(others) == expected and others != epochs[0]
 
 
-def test_a_byte_that_is_no_utf8_ends_no_training_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    for name, content in (("a", b"\xef\xbb\xbfOne caf\xe9\r\nand a half"), ("b", b"Two")):
-        (tmp_path / f"{name}.txt").write_bytes(content)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet", "parquet of bytes"])
+def test_a_byte_that_is_no_utf8_ends_no_training_and_a_byte_order_mark_is_no_text(tmp_path: Path, kind: str) -> None:
+    one, two = b"One caf\xe9\r\nand a half", b"Two"
+    if kind == "txt":
+        (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + one)
+        (tmp_path / "b.txt").write_bytes(two)
+    elif kind == "jsonl":
+        lines = (b'{"text": "%s"}\n' % text.replace(b"\r\n", rb"\n") for text in (one, two))
+        (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines))
+    else:
+        column = pyarrow.array([text.replace(b"\r", b"") for text in (one, two)])
+        column = column if kind == "parquet of bytes" else column.view(pyarrow.string())
+        pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": [1, 2]}), tmp_path / "a.parquet")
     found = [
         TOKENIZER.backend.decode(ids[:-1].tolist()) for ids in token_ids(on_files(tmp_path).data, TOKENIZER, "train")
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -18,15 +19,16 @@ from tt_cli.hub.hub_files import NO_DATA_SET
 from tt_cli.run.text_parts import TextDataPart
 
 # Suffix of a file: what `datasets` calls it, and how it reads it.
+UTF8 = {"encoding": "utf-8-sig", "encoding_errors": "replace"}
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
-    ".jsonl": ("json", {}),
-    ".txt": ("text", {"sample_by": "document", "encoding": "utf-8-sig", "encoding_errors": "replace"}),
+    ".jsonl": ("json", UTF8),
+    ".txt": ("text", {"sample_by": "document", **UTF8}),
 }
 
 
 def documents(data: TextDataPart, split: str, seed: int | None = None) -> Iterator[Any]:
-    """One pass over what is in the column of a split; a text where all is well.
+    """One pass over what is in the column of a split; a text, or its bytes, where all is well.
 
     seed: shuffles what is streamed, and None nothing. Raises UsageError where there is no such data set or column,
     NoSplit where it has no such split, TTError where it cannot be read.
@@ -72,7 +74,12 @@ def _opened(data: TextDataPart, split: str) -> Any:
     files = {str(file.relative_to(base)): str(file) for file in found if file.suffix in suffixes}
     kind, options = FORMATS[suffixes[0]]
     paths = [files[name] for name in of_split(files, split, str(place))]
-    return datasets.load_dataset(kind, data_files=paths, split="train", streaming=True, **options)
+    opened = functools.partial(datasets.load_dataset, kind, data_files=paths, split="train", streaming=True)
+    rows = opened(**options)
+    if kind == "parquet" and getattr(rows.features.get(data.column), "dtype", "") in ("string", "large_string"):
+        as_bytes = datasets.Features({data.column: datasets.Value("binary")})  # for they may be no UTF-8
+        rows = opened(columns=[data.column], features=as_bytes)
+    return rows
 
 
 def _fail(error: OSError) -> None:

@@ -159,8 +159,8 @@ def token_ids(
             if ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
                 raise UsageError(f"the data set {data.name} has ids of another tokenizer than {tokenizer.name}")
             yield ids
-        elif before is None and isinstance(text, str) and text.strip():
-            yield tokenizer.document(text)
+        elif before is None and isinstance(text, (str, bytes)) and text.strip():
+            yield tokenizer.document(text if isinstance(text, str) else text.decode("utf-8", "replace"))
         elif counts is not None:
             counts["no_text"] += 1
 
