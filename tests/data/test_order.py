@@ -95,8 +95,9 @@ def test_a_walk_goes_on_where_another_one_was(shards: int, steps: int, failures:
         {**asdict(Position()), "index": 5},
         {**asdict(Position()), "again": [[0]]},
         {**asdict(Position()), "again": [0, 1]},
-        {**asdict(Position()), "again": [[9, 1]]},
-        {**asdict(Position()), "again": [["x", 1]]},
+        {**asdict(Position()), "again": [[9, 1, 0]]},
+        {**asdict(Position()), "again": [["x", 1, 0]]},
+        {**asdict(Position()), "again": [[0, 1, -1]]},
         {**asdict(Position()), "again": 3},
         {**asdict(Position()), "more": 3},
     ],
@@ -113,6 +114,6 @@ def test_the_first_blocks_are_small_and_then_they_are_whole() -> None:
 
 
 def test_a_shard_that_failed_before_a_restart_has_as_many_tries_left() -> None:
-    walk = Walk(7, 3, Position(index=3, again=((1, TRIES - 1),)))
+    walk = Walk(7, 3, Position(index=3, again=((1, TRIES - 1, 0),)))
     assert walk.take() == 1 and not walk.put_off(1)
     assert Position.of_json({"again": [], "shard": 2}, 3) and Position.of_json({"again": [], "shard": 3}, 3) is None

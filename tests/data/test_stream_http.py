@@ -111,6 +111,13 @@ def test_a_shard_that_was_begun_and_does_not_come_is_gone_on_with_later(server: 
     faults.append((503, {}))
     rest = peer.epoch(peer.reader(last.state_after(1)))
     assert seen + rest == EVERYTHING, "the block is another one: none of it was taken"
+    for begun in (1, 2):  # it is left again in the first block of the others, or after that
+        faults.append((503, {}))
+        *others, last_other = islice(peer.reader(last.state).blocks(), begun)
+        some = Counter(caption for block in others for caption in block.captions)
+        assert seen + some + peer.epoch(peer.reader(json.loads(json.dumps(last_other.state)))) == EVERYTHING
+        rest = peer.epoch(peer.reader(last_other.state_after(1)))
+        assert seen + some + Counter(last_other.captions) + rest == EVERYTHING
     faults += 3 * [(503, {})]  # it is left out then, and whole in the next epoch
     next_epoch = takewhile(lambda block: block.epoch < 2, peer.reader(last.state).blocks())
     assert Counter(caption for block in next_epoch if block.epoch for caption in block.captions) == EVERYTHING

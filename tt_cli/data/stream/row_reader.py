@@ -123,7 +123,6 @@ class RowReader:
         self._came = False  # whether a good row ever came
         self._problem, self._missing = "", ""
         self._reported = Counter[str]()
-        self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
         self._note = lambda trouble: on_trouble(trouble, "")
         self.source = ShardSource(plan, self._note)
         while not self.source.shards:
@@ -135,6 +134,7 @@ class RowReader:
         facts = [[shard.name for shard in self.shards], plan.split, plan.shuffle_buffer, asdict(plan.rules)]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]  # of what a position refers to
         self.seed, self._start = self._resumed()
+        self._skip = {shard: row for shard, _, row in self._start.again}  # of shards that were put off
         if self._start != Position():  # an earlier reader had good rows
             self.filter = RowFilter(plan.rules, math.inf)
 
@@ -143,6 +143,8 @@ class RowReader:
         at, self._taken = replace(self._start, taken=0), self._start.taken
         held: list[_Piece] = []
         for piece in self._pieces(self._start):
+            if not (piece.last or len(piece.rows) or any(len(part.rows) for part in held)):
+                at = replace(piece.after, block=at.block)  # the block begins here
             rest, unfinished = piece, True
             while unfinished:
                 room = block_rows(self._block_rows, at.block) - sum(len(part.rows) for part in held)
@@ -196,7 +198,7 @@ class RowReader:
                 self._skip[shard] = skip
                 if not problem.lasting:  # the block comes to others, of which nobody had any yet
                     self._taken = 0
-                again = not (problem.lasting and self.source.local) and walk.put_off(shard)
+                again = not (problem.lasting and self.source.local) and walk.put_off(shard, skip)
                 self._failed(problem, self.shards[shard].name, again)
             yield self._empty(walk.at)
             shard = None

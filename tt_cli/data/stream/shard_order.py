@@ -26,7 +26,7 @@ class Position:
 
     epoch: int = 0  # passes done
     index: int = 0  # shards of the epoch's order that are done with, or put off
-    again: tuple[tuple[int, int], ...] = ()  # those put off, with the tries they had
+    again: tuple[tuple[int, int, int], ...] = ()  # those put off, with the tries they had and the rows that were read
     shard: int | None = None  # in hand
     row: int = 0  # how many of its rows were read
     block: int = 0  # its number since the first epoch
@@ -36,13 +36,13 @@ class Position:
     def of_json(cls, known: Any, shards: int) -> Position | None:
         """The position that `asdict` made a dict, in a data set of so many shards; None for anything else."""
         try:
-            position = cls(**{**known, "again": tuple((shard, tries) for shard, tries in known["again"])})
+            position = cls(**{**known, "again": tuple((shard, tries, row) for shard, tries, row in known["again"])})
         except (TypeError, ValueError, KeyError):
             return None
-        begun = [shard for shard, _ in position.again]
+        begun = [shard for shard, *_ in position.again]
         begun += [] if position.shard is None else [position.shard]
         numbers = [value for name, value in vars(position).items() if name not in ("again", "shard")]
-        numbers += begun + [tries for _, tries in position.again]
+        numbers += [*begun, *(number for entry in position.again for number in entry)]
         whole = all(type(number) is int and 0 <= number < 2**62 for number in numbers)
         return position if whole and position.index <= shards and all(shard < shards for shard in begun) else None
 
@@ -54,7 +54,7 @@ class Walk:
         self.seed, self.shards = seed, shards
         self.at = replace(at, shard=None, row=0, taken=0)
         self._order = drawn_order(shards, seed, at.epoch)
-        self._tries: dict[int, int] = dict(at.again)
+        self._tries = {shard: tries for shard, tries, _ in at.again}
 
     def upcoming(self) -> int | None:
         """The next shard, as far as this epoch has one."""
@@ -71,12 +71,12 @@ class Walk:
             self.at = replace(self.at, again=self.at.again[1:])
         return shard
 
-    def put_off(self, shard: int) -> bool:
-        """Have a shard come again at the end of the epoch. False where it was tried often enough."""
+    def put_off(self, shard: int, row: int = 0) -> bool:
+        """Have a shard come again at the end of the epoch, from this row on. False where it was tried often enough."""
         tries = self._tries[shard] = self._tries.get(shard, 0) + 1
         if tries >= TRIES:
             return False
-        self.at = replace(self.at, again=(*self.at.again, (shard, tries)))
+        self.at = replace(self.at, again=(*self.at.again, (shard, tries, row)))
         return True
 
     def end_epoch(self) -> None:
