@@ -122,6 +122,8 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("schedule.peak_lr", float("nan"), "schedule.peak_lr = nan: must be a finite number"),
         ("schedule.peak_lr", float("inf"), "schedule.peak_lr = inf: must be a finite number"),
         ("optimizer.beta2", 1.0, "optimizer.beta2 = 1.0: must be below 1"),
+        ("optimizer.eps", 1e-50, "optimizer.eps = 1e-50: must be above 1e-38"),
+        ("optimizer", {"name": "local", "eps": 1e-50}, "optimizer.eps = 1e-50: must be above 1e-38"),
         ("swarm.compression", "zip", "swarm.compression = \"zip\": must be 'linear8' or 'blockwise8'"),
         ("swarm.next_chunk_timeout", 500.0, "swarm.next_chunk_timeout = 500: must be below averaging_timeout, 120"),
         ("membership.kind", "organisation", 'membership.organisation: missing; kind = "organisation" needs'),

@@ -228,7 +228,7 @@ class OptimizerPart(Section):
     name: Literal["lamb8bit"] = "lamb8bit"
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.96, ge=0, lt=1)
-    eps: float = Field(1e-6, gt=0)
+    eps: float = Field(1e-6, gt=1e-38)  # float32 holds no less
     weight_decay: float = Field(0.045, ge=0)
     max_grad_norm: float = Field(4.0, gt=0)
     trust_clamp: float = Field(1e4, gt=0)  # upper limit of a tensor's norm in the trust ratio
@@ -254,7 +254,7 @@ class LocalPart(Section):
     warmup_steps: int = Field(10, ge=0, description="inner steps until a peer with new moments has the full rate")
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(1e-8, gt=1e-38)
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="of an inner step")
     delayed: bool = Field(False, description="inner steps go on beside a round, from parameters one round older")
