@@ -198,10 +198,10 @@ def test_a_page_of_kilobytes_does_not_become_gigabytes(tmp_path: Path) -> None:
     bomb(folders[0] / "train.parquet")
     (folders[1] / "train.txt").touch()
     os.truncate(folders[1] / "train.txt", 1 << 33)
-    for folder, column, why in zip(folders, ("caption", "text"), ("malloc of size", "MemoryError"), strict=True):
+    for folder, column in zip(folders, ("caption", "text"), strict=True):
         with (
             closing(TokenStream(on_files(folder, column=column), TOKENIZER, 0)) as stream,
-            pytest.raises(TTError, match=rf"cannot read the data set mine: a file of it is damaged \(.*{why}"),
+            pytest.raises(TTError, match=r"the data set mine: a file of it cannot be read \(it takes over a gigabyte"),
         ):
             next(stream.batches(1))
 

@@ -22,7 +22,7 @@ _own = [0, 0]  # the process's limits without them
 def bounded(items: Iterable[Item]) -> Iterator[Item]:
     """Yield the items, while the process takes at most MOST bytes more, in making one, than it had before the first.
 
-    Other threads are held to it meanwhile. Raises MemoryError, as which pyarrow's ArrowMemoryError counts too.
+    Other threads are held to it meanwhile. Raises MemoryError, in words.
     """
     taken = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     iterator = iter(items)
@@ -32,6 +32,8 @@ def bounded(items: Iterable[Item]) -> Iterator[Item]:
                 item = next(iterator)
             except StopIteration:
                 return
+            except MemoryError as error:  # which may name a size, or nothing
+                raise MemoryError("it takes over a gigabyte of memory at once; make its parts smaller") from error
         yield item
 
 

@@ -26,4 +26,4 @@ def dataset_errors(action: str, missing: str, damaged: type[TTError] = TTError) 
         except datasets.exceptions.DatasetsError as error:
             raise damaged(f"{action}: {first_line(error)}") from error
         except (pyarrow.ArrowException, MemoryError) as error:
-            raise damaged(f"{action}: a file of it is damaged ({first_line(error)})") from error
+            raise damaged(f"{action}: a file of it cannot be read ({first_line(error)})") from error

@@ -130,7 +130,7 @@ def _files(files: Sequence[Path]) -> PictureSource:
                 if isinstance(picture.content, Path) and not any(map(os.path.lexists, (picture.content, files[unit]))):
                     raise TTError(GONE)  # a table that is still open is read to its end
                 yield picture
-        except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
+        except (TTError, pyarrow.ArrowException, MemoryError, csv.Error, OSError, UnicodeDecodeError) as error:
             if not os.path.lexists(files[unit]):
                 raise TTError(f"cannot read {files[unit]}: {GONE}") from error
             raise DamagedUnit(f"{files[unit]} cannot be read to its end: {first_line(error)}") from error
