@@ -71,6 +71,7 @@ def test_the_tokenizer_gives_text_back_and_ends_documents() -> None:
     ids = TOKENIZER.document(text)
     assert ids[-1] == TOKENIZER.end and TOKENIZER.backend.decode(ids[:-1].tolist()) == text
     assert TOKENIZER.document("half \ud800 of one")[-1] == TOKENIZER.end
+    assert list(TOKENIZER.document("One</s>two")).count(TOKENIZER.end) == 2, "a special token's name, as in templates"
     with pytest.raises(UsageError, match=r"document_end = '<stop>': austen has no such token"):
         TextTokenizer(RUN.replaced({"tokenizer.document_end": "<stop>"}).tokenizer)
 
