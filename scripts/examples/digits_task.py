@@ -92,7 +92,7 @@ class DigitsTask(Task[Adder]):
         shapes = self.shapes().values()
         sizes, matrices = ([shape.numel() for shape in shapes if len(shape) >= least] for least in (1, 2))
         kept = Activations(micro_batch * itemsize * (3 * self.width + 19), 0, 0)
-        return Need(peer_items(self.run, kind, sizes, matrices, kept), micro_batch, budget)
+        return Need(peer_items(self.run, kind, sizes, matrices, kept), micro_batch)
 
     def flops(self) -> int:
         return 6 * 19 * self.width

@@ -58,11 +58,10 @@ def place_of(kind: Kind) -> Place:
 
 @dataclass(frozen=True)
 class Need:
-    """The account of one peer. `micro_batch` and `budget` (bytes of activations to keep) are those it is for."""
+    """The account of one peer with `micro_batch` examples at a time."""
 
     items: tuple[MemoryComponent, ...]
     micro_batch: int
-    budget: int
 
     @property
     def device(self) -> int:
@@ -134,7 +133,7 @@ class DalleAccount(TaskAccount):
     def need(self, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
         computed = activations(self._config, micro_batch, itemsize, budget, kind)
         items = peer_items(self.run, kind, self._config.tensor_sizes, self._config.matrix_sizes, computed)
-        return Need(items, micro_batch, budget)
+        return Need(items, micro_batch)
 
     def flops(self) -> int:
         return self._config.flops_per_sample()

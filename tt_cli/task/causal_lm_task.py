@@ -99,7 +99,7 @@ class CausalLmTask(Task["nn.Module"]):
         kept, _ = self._activations(itemsize, micro_batch, budget)
         stay = (MemoryComponent("weights that stay", frozen, place_of(kind)),) if frozen else ()
         items = peer_items(self.run, kind, sizes, matrices, Activations(kept, 0, 0))
-        return Need((*items, *stay), micro_batch, budget)
+        return Need((*items, *stay), micro_batch)
 
     def flops(self) -> int:
         return _flops(self._parts)

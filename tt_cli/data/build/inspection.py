@@ -69,9 +69,9 @@ class Inspection:
             "damaged": self.damaged,
         }
 
-    def histogram(self, bins: int = 64) -> list[int]:
-        """Counts of the codes in each of `bins` stretches of the codebook."""
-        parts = np.array_split(self.used, min(bins, self.codebook_size))
+    def histogram(self) -> list[int]:
+        """Counts of the codes in each of up to 64 stretches of the codebook."""
+        parts = np.array_split(self.used, min(64, self.codebook_size))
         return [int(part.sum()) for part in parts]
 
 
