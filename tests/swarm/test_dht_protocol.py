@@ -12,14 +12,14 @@ import pytest
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from testbed.attacks import neighbours as lies
 from testbed.attacks.neighbours import Answer
 
 from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.records import dht_protocol, dht_search
-from tt_cli.swarm.records.dht_protocol import node_id_of
+from tt_cli.swarm.records.dht_protocol import RoutingTable, node_id_of
 from tt_cli.swarm.records.dht_search import NO_CACHES
 from tt_cli.swarm.records.record_chain import Link
 
@@ -141,6 +141,27 @@ def test_nodes_are_where_their_peer_ids_say_and_nobody_else_counts() -> None:
             assert await others[0].protocol.call_ping(p2p.peer_id) is None
             assert others[0].protocol.routing_table[one.node_id] == one.peer_id
             assert p2p.peer_id not in others[0].protocol.routing_table
+
+    run(test())
+
+
+def test_of_those_for_whom_a_table_has_no_room_it_remembers_the_newest_and_those_it_joined_through() -> None:
+    own, first, *others = (PeerID(b"\x12\x20" + number.to_bytes(32, "big")) for number in range(2_000))
+    table = RoutingTable(node_id_of(own), 2, 1)
+    table.initial = (first,)
+    for peer in [*others[:100], first, *others[100:]]:
+        table.add_or_update_node(node_id_of(peer), peer)
+        kept = [len(bucket.nodes_requested_for_ping) + len(bucket.replacement_nodes) for bucket in table.buckets]
+        assert max(kept) <= 2 + 2 + 1 and peer in table
+    assert first in table and len(table.uid_to_peer_id) == len(table.peer_id_to_uid) <= 4 * len(table.buckets) + 1
+
+
+def test_nobody_is_remembered_for_whom_it_named() -> None:
+    async def test() -> None:
+        async with started(2) as nodes:
+            one, other = nodes.nodes
+            assert await one.protocol.call_find(other.peer_id, [one.node_id]) is not None
+            assert not one.protocol._pings
 
     run(test())
 

@@ -72,6 +72,16 @@ class RoutingTable(routing.RoutingTable):
         """Those of them that answered last."""
         return list(itertools.islice((peer for peer in self.initial if peer in self), MOST_INITIAL))
 
+    def add_or_update_node(self, node_id: DHTID, peer_id: PeerID) -> Any:
+        """As hivemind does; of those for whom a bucket has no room it keeps `initial`, and as many as it holds."""
+        to_ping = super().add_or_update_node(node_id, peer_id)
+        bucket = self.buckets[self.get_bucket_index(node_id)]
+        bucket.nodes_requested_for_ping.intersection_update(bucket.nodes_to_peer_id)
+        spare = [node for node, peer in bucket.replacement_nodes.items() if peer not in self.initial]
+        for oldest in spare[: -bucket.size]:
+            del self[oldest]
+        return to_ping
+
     def get_nearest_neighbors(self, query_id: DHTID, k: int, exclude: DHTID | None = None) -> Any:
         """The nearest nodes, nearest first. In a search of this node's own, which leaves it out, `asked_first` lead."""
         nearest = super().get_nearest_neighbors(query_id, k, exclude)
@@ -101,7 +111,7 @@ class DHTProtocol(protocol.DHTProtocol):
         self.read: dict[DHTID, DictionaryDHTValue] = {}  # a look at a key makes no entry: others name any
         self.session = Session()
         self._pinged: dict[PeerID, float] = {}  # who was named by others, and when
-        self._pings: dict[PeerID, set[asyncio.Task[DHTID | None]]] = {}  # that still run, by who named them
+        self._pings: dict[asyncio.Task[DHTID | None], PeerID] = {}  # that still run, and who named the pinged
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
         """As hivemind does, for nodes in their own places."""
@@ -280,13 +290,13 @@ class DHTProtocol(protocol.DHTProtocol):
 
     async def _meet(self, namer: PeerID, named: Sequence[PeerID]) -> None:
         """Ping those whom this node does not know, and wait a little: who answers is in its table, now or later."""
-        now, running = loop_time(), self._pings.setdefault(namer, set())
+        now, running = loop_time(), list(self._pings.values()).count(namer)
         due = [peer for peer in named if now > self._pinged.get(peer, -AGAIN_SECONDS) + AGAIN_SECONDS]
-        pings = {peer: asyncio.create_task(self.call_ping(peer)) for peer in due[: self.bucket_size - len(running)]}
+        pings = {peer: asyncio.create_task(self.call_ping(peer)) for peer in due[: self.bucket_size - running]}
         self._pinged |= dict.fromkeys(pings, now)
-        running.update(pings.values())
+        self._pings |= dict.fromkeys(pings.values(), namer)
         for ping in pings.values():
-            ping.add_done_callback(running.discard)
+            ping.add_done_callback(self._pings.pop)
         while len(self._pinged) > MOST_HEARSAY:
             del self._pinged[next(iter(self._pinged))]
         if pings:
