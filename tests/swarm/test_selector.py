@@ -248,6 +248,15 @@ def test_never_so_many_are_left_out_that_nobody_could_step() -> None:
     assert len(found.members) == 3 and found.enough
 
 
+def test_never_so_many_users_are_left_out_that_nobody_could_step_however_many_passes_one_has() -> None:
+    here = {"me": "me", "b": "b", "c": "c"} | {f"pass{number}": "one user" for number in range(4)}
+    records = [record(peer, user=user, pass_text="pass", slow=["b", "c"]) for peer, user in here.items()]
+    mine = company(*here.keys() - {"me"})
+    mine.slow = {"b": 10, "c": 10}
+    found = mine.plan(SwarmState.of(records), *HERE)
+    assert len(found.members) == 6 and found.enough
+
+
 def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
     """A step ahead others may be rightly; nobody who is two steps ahead has a reason to come."""
     mine = company("b", "c", "d")

@@ -97,10 +97,11 @@ class ParticipantSelector:
         for record in trainers:
             for peer in set(self.slow if record.peer_id == self._me else record.slow) - {record.peer_id, self._me}:
                 votes[peer] += shares[record.peer_id]
-        named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > sum(shares.values()))
-        while named and not is_quorum(len(shares) - len(named), len(shares)):
+        swarm = sum(shares.values())
+        named = [peer for said, peer in sorted((-said, peer) for peer, said in votes.items()) if -2 * said > swarm]
+        while named and not is_quorum(swarm - sum(shares.get(peer, 0) for peer in named), swarm):
             named.pop()
-        return frozenset(peer for _, peer in named)
+        return frozenset(named)
 
     def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""
