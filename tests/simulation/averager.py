@@ -279,7 +279,7 @@ class SimulatedAverager(Averager, InMemoryAverager):
         network, me = dht.node.network, str(dht.peer_id)
         dht = copy.copy(dht)
         dht.node.membership = dht.membership = copy.copy(dht.membership)  # of this process: it looks at notices itself
-        self.ballot_type = functools.partial(MemoryBallot, network.files)
+        self.ballot_type, self.secret = functools.partial(MemoryBallot, network.files), me
         super().__init__(run, dht, identity, shapes, **more)
         self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)
         sampler = AuditSampler(random.Random(network.entropy.random()))

@@ -177,7 +177,8 @@ class Joiner:
         membership = Admission(run)
         dht: Any = Dht(self._node, membership, False)
         self._server = StateServer(self._nothing, read_tree, lambda count: None, membership)
-        self._digests = TrustedDigests(lambda: read_records(dht, run, asyncio.get_running_loop().time()), name)
+        now = asyncio.get_running_loop().time
+        self._digests = TrustedDigests(lambda: read_records(dht, run, now()), name, secret=name)
         self._lend = self._server.lend if hand_on else None
         self.given_by = Counter[str]()
 

@@ -378,17 +378,19 @@ def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on(
     assert (5, "aa") in signatures._held and donors[0] == "a" and {*donors[1:]} == {"b", "c"}
 
 
-def test_each_asks_donors_in_an_order_of_its_own_which_no_key_that_somebody_makes_changes() -> None:
-    """Else four that send next to nothing, with the smallest ids, would be all that each newcomer asks at once."""
+def test_each_asks_donors_in_an_order_of_its_own_which_nobody_knows_beforehand() -> None:
+    """Else four that send next to nothing, with the smallest ids, would be all that a newcomer asks at once."""
     records = [record(name, epoch=5, digest="aa") for name in "abcdefgh"]
     first = Counter[str]()
     for taker in range(160):
-        signatures = TrustedDigests(lambda: records, own=f"taker {taker}")
+        signatures = TrustedDigests(lambda: records, own="me", secret=f"{taker}")
         for _ in range(2):
             asyncio.run(signatures.look())
         assert {*signatures.donors(None)} == {*"abcdefgh"}
         first[signatures.donors(None)[0]] += 1
     assert len(first) == 8 and max(first.values()) < 40
+    one, other = (TrustedDigests(lambda: records, own="me") for _ in range(2))
+    assert [*map(one.place_of, "abcdefgh")] != [*map(other.place_of, "abcdefgh")]
 
 
 def test_votes_for_the_state_of_an_order_outvote_the_only_one_who_made_steps_since() -> None:

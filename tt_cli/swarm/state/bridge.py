@@ -51,6 +51,7 @@ class StateBridge:
     """
 
     future_type: Callable[[], Any] = MPFuture  # an answer of the averager's process
+    secret = ""  # see `TrustedDigests`
     taking_may_wait: Callable[[], bool]  # whether a state that is taken over leaves the line to something else for now
     traffic: torch.Tensor
     clock: Clock
@@ -194,7 +195,7 @@ class StateBridge:
             taker = StateClient(
                 self._p2p,
                 self.prefix,
-                TrustedDigests(records, self._own_id, absent),
+                TrustedDigests(records, self._own_id, absent, self.secret),
                 buffer,
                 WantedState(
                     self._read_tree,

@@ -32,7 +32,7 @@ from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
 from tt_cli.swarm.state.chunk_picker import ChunkPicker, DonorRefused, Holdings
 from tt_cli.swarm.state.server import StateCopy, StateServer
-from tt_cli.swarm.state.trusted_digests import TrustedDigests, place_in_order
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
 RESUME_SECONDS = 60.0  # what has come is not given up before nothing more came for so long
@@ -294,7 +294,7 @@ class StateClient:
         alone = not self._others
         for other in others:
             if other not in (self._own_id, *self._others) and len(self._others) < MOST_KNOWN:
-                self._others[other] = place_in_order(self._own_id, other)
+                self._others[other] = self._signatures.place_of(other)
         if alone and self._others and self._target is not None:
             self._target.shuffle(self._own_id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Sequence
 
 from tt_cli.swarm.records.consensus import SwarmState, enough, voices, voters_among
@@ -14,26 +15,27 @@ LOOK_SECONDS = 2.0
 SIGNATURE_PAUSES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each look for a signature
 
 
-def place_in_order(own: str, peer_id: str) -> float:
-    """The place of a peer in the order of the peer `own`: no key that somebody makes is the first for all."""
-    return random.Random(f"{own} {peer_id}").random()
-
-
 class TrustedDigests:
     """They may step on while a state is taken, so what was signed is remembered.
 
-    read: the newest record of each peer; it may block. own: the peer id that does not count, and in whose order the
-    donors come. absent: see `SwarmState`.
+    read: the newest record of each peer; it may block. own: the peer id that does not count. absent: see `SwarmState`.
+    secret: by which the donors are in order; drawn where there is none.
     """
 
-    def __init__(self, read: Callable[[], Sequence[PeerRecord]], own: str, absent: Sequence[PeerRecord] = ()):
-        self._read, self._own, self._absent = read, own, absent
+    def __init__(
+        self, read: Callable[[], Sequence[PeerRecord]], own: str, absent: Sequence[PeerRecord] = (), secret: str = ""
+    ):
+        self._read, self._own, self._absent, self._secret = read, own, absent, secret or secrets.token_hex()
         self._lock = asyncio.Lock()
         self._holders: dict[tuple[int, str], dict[str, None]] = {}  # who can hand it over
         self._votes: dict[tuple[int, str], dict[str, PeerRecord]] = {}
         self._voters: list[PeerRecord] = []
         self._held: set[tuple[int, str]] = set()  # states that counted before anybody voted
         self.view = SwarmState.of(())
+
+    def place_of(self, peer_id: str) -> float:
+        """Below 1, in this taker's own order: nobody can make a key that comes first."""
+        return random.Random(f"{self._secret} {peer_id}").random()
 
     async def look(self) -> None:
         """Read the records once more."""
@@ -42,7 +44,7 @@ class TrustedDigests:
         if not read:
             return  # the DHT did not answer: that says of nobody that it is gone
         records = [record for record in read if not record.left and record.peer_id != self._own]
-        records.sort(key=lambda record: place_in_order(self._own, record.peer_id))
+        records.sort(key=lambda record: self.place_of(record.peer_id))
         self.view = SwarmState.of(records, self._absent)
         voters = voters_among(records, self.view.absent)
         for record in voters:
