@@ -264,6 +264,7 @@ class Asked:
 
     def __init__(self, membership: Admission, hangs: bool = False, keeps: bool = True):
         self.membership, self.latest, self.stored = membership, list[bool](), queue.SimpleQueue[int]()
+        self.times = list[tuple[float, float]]()  # of the records that were stored, and their ends
         self._hangs, self._keeps, self.held = hangs, keeps, threading.Event()
         self.held.set()
 
@@ -276,8 +277,9 @@ class Asked:
         if self._hangs:
             raise TimeoutError
 
-    def store(self, *args: Any, value: dict[str, Any], **more: Any) -> Any:
+    def store(self, *args: Any, value: dict[str, Any], expiration_time: float, **more: Any) -> Any:
         self.stored.put(value["epoch"])
+        self.times.append((value["time"], expiration_time))
         return SimpleNamespace(result=lambda timeout: self._keeps)
 
     def is_alive(self) -> bool:
@@ -326,6 +328,24 @@ def test_what_no_node_kept_is_told_again_soon(board: PeerDirectory, clock: Stepp
     board._urgent = False
     board.publish(record("me", epoch=6, samples=board._run.swarm.target_batch_size + 1))
     assert not board._is_due(), "it is told at the pace of looks, not with each micro-batch"
+
+
+def test_what_a_peer_says_after_its_clock_was_set_back_is_newer(board: PeerDirectory, clock: SteppedClock) -> None:
+    board._dht = asked = Asked(Admission(board._run))  # type: ignore[assignment]
+
+    def said() -> list[tuple[float, float]]:
+        board._store(record("me"))
+        return asked.times[-2:]
+
+    assert said() == [(1000.0, 1060.0)]
+    for back in (0.5, 40.0):
+        clock.now = 1000.0 - back
+        (before, _), (after, until) = said()
+        assert before + 0.001 < after < 1001.0 and until == after + 60.0
+    clock.now = 10_000.0
+    assert said()[-1] == (10_000.0, 10_060.0)
+    clock.now = 1003.0
+    assert said()[-1] == (1003.0, 1063.0), "nobody else had that"
 
 
 @pytest.mark.parametrize("hangs", [False, True])

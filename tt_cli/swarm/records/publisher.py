@@ -38,6 +38,7 @@ NEAR_SECONDS = 1.0  # pace when a step is a few seconds off: then all new sample
 SILENT_RENEWALS = 2.5  # without a word for so long who votes has no voice: it may hang, or have ended
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
+TICK = 0.002  # seconds between two records at least: their milliseconds tell them apart
 LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
 TELL_SECONDS = 60.0
 
@@ -464,11 +465,16 @@ class PeerDirectory:
         with self._lock:
             self._vote.about_to_store()
             self._published, self._kept = record, False
-            sent = record.changed(vote=self._vote.of(record), time=self._clock.dht_time())
+            sent = record.changed(vote=self._vote.of(record), time=self._time())
         if self._send(sent).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
                 self._sent, self._kept = sent, True
+
+    def _time(self) -> float:
+        """DHT time for a record; after the clock was set back that of the last one, which nodes would keep instead."""
+        now, last = self._clock.dht_time(), self._sent.time if self._sent is not None else 0.0
+        return max(now, last + TICK) if last < now + self._life else now
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
         return self._put(peers_key(self._run.identity), record, self._life)
@@ -476,7 +482,7 @@ class PeerDirectory:
     def _put(self, key: str, record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
         value = record.model_copy(update={"pass_text": self._membership.mine()}).model_dump()
-        until = self._clock.dht_time() + seconds
+        until = record.time + seconds
         return self._dht.store(key, subkey=self._owner, value=value, expiration_time=until, return_future=True)
 
     def stop(self) -> None:
@@ -488,6 +494,6 @@ class PeerDirectory:
             thread.join(timeout=2.0)
         if not self._threads or self._record is None or not self._dht.is_alive():
             return
-        gone = self._send(self._record.changed(left=True, time=self._clock.dht_time()))
+        gone = self._send(self._record.changed(left=True, time=self._time()))
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)
