@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -303,6 +304,18 @@ def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkey
     contacts.answer = answers("a")
     assert contacts.why_not_alone()
     monkeypatch.setattr(room, "UNSEEN_SECONDS", 0.0)
+    assert not contacts.why_not_alone(), "it answers and does not train"
+
+
+def test_whose_clock_is_off_so_that_it_reads_no_records_makes_no_step_alone() -> None:
+    clock = SteppedClock()
+    contacts = Answers(clock=clock)
+    contacts.accompanied("a")
+    contacts.answer = replace(answers("a"), clock=-600.0)
+    for _ in range(3):
+        assert contacts.why_not_alone() == UNSEEN.format("another trainer")
+        clock.now += 2 * room.UNSEEN_SECONDS
+    contacts.answer = replace(answers("a"), clock=0.1)
     assert not contacts.why_not_alone(), "it answers and does not train"
 
 

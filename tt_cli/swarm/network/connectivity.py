@@ -21,6 +21,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from tt_cli.identity.passes import CLOCK_LEEWAY
 from tt_cli.swarm.clock import Clock
 
 PING_SECONDS, DIAL_SECONDS = 6.0, 4.0
@@ -167,8 +168,8 @@ class ConnectivityMonitor:
         for look in range(0 if recent else 1, 3):
             found = self.ask() if look else self.newest
             self._unseen_since = min(self._unseen_since, self._clock.monotonic())
-            there = found.answered & unseen
-            if there and self._clock.monotonic() < self._unseen_since + UNSEEN_SECONDS:
+            there, off = found.answered & unseen, abs(found.clock or 0.0) > CLOCK_LEEWAY  # then it reads no records
+            if there and (off or self._clock.monotonic() < self._unseen_since + UNSEEN_SECONDS):
                 return UNSEEN.format(f"{len(there)} other trainers" if len(there) > 1 else "another trainer")
             if not found.answered and self._initial:
                 return CUT_OFF
