@@ -237,6 +237,28 @@ def test_what_is_read_when_it_is_complete_stays_until_nobody_reads_it() -> None:
             assert server._lent is None
 
 
+def test_what_was_taken_while_an_older_copy_was_made_stays_for_those_who_read_it() -> None:
+    async def run() -> None:
+        begun, copied = asyncio.Event(), asyncio.Event()
+
+        async def make() -> tuple[bytes, StateBuffer]:
+            begun.set()
+            await copied.wait()
+            return copy_of(state(3))
+
+        server = donor_room.StateServer(make, read_tree, lambda count: None, None)  # type: ignore[arg-type]
+        asked = asyncio.create_task(server._copy_for(state(3).digest()))
+        await begun.wait()
+        taken = StateCopy(state().tree(), copy_of(state())[1])
+        server.lend(taken)
+        with taken.read("ann", hands_on=True):
+            server.end_lending(True)
+            copied.set()
+            assert await asked is taken and taken.tree.holds(1, taken.chunk(1))
+
+    asyncio.run(run())
+
+
 def test_who_asks_for_another_state_is_offered_the_one_that_is_read_while_it_is_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

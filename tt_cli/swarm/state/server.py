@@ -178,7 +178,9 @@ class StateServer(ServicerBase):
             offered = await self._offer()
             if offered is not None:
                 manifest, buffer = offered
-                self._keep(StateCopy(await asyncio.to_thread(self._read_tree, manifest), buffer))
+                made = StateCopy(await asyncio.to_thread(self._read_tree, manifest), buffer)
+                if self._snapshot is None:  # else this peer took a state meanwhile, and others read that
+                    self._keep(made)
         except Exception as error:  # told to the taker as having none; here it is a defect, so it is logged
             logger.warning(f"no copy of the state was made: {error!r}")
         finally:
