@@ -111,6 +111,18 @@ def test_a_goodbye_is_remembered_until_the_peer_comes_back(board: PeerDirectory,
     assert board.parted() == set()
 
 
+def test_ever_new_names_take_no_memory_and_push_out_nobody(
+    board: PeerDirectory, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_READ", 8)
+    see(board, record("a"))
+    for number in range(100):
+        clock.now += 1
+        see(board, record("a", time=clock.now), record(f"{number}"), record(f"{number}", left=True, time=clock.now))
+        assert len(board._known) <= 8 and len(board.parted()) < 16 and "a" in board._known
+    assert board.parted()
+
+
 def test_who_is_on_the_way_in_does_not_count_and_who_is_late_does(board: PeerDirectory) -> None:
     see(board, record("a", epoch=5), record("late", epoch=4), record("new", epoch=0))
     assert board.trainers() == {"a", "late"}

@@ -26,6 +26,7 @@ from tt_cli.swarm.membership.control_notices import LIFE_SECONDS, ControlNotices
 from tt_cli.swarm.membership.rsa_identity import Identity, owners_of, peer_id_of
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
 from tt_cli.swarm.records.consensus import STEPS_APART, SwarmState, Vote, voters_among
+from tt_cli.swarm.records.dht_protocol import MOST_READ
 from tt_cli.swarm.records.peer_record import RENEW_SECONDS, HistoryRecord, PeerRecord, history_key, peers_key
 
 __all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
@@ -388,7 +389,7 @@ class PeerDirectory:
         now = self._clock.monotonic()
         for record in read:
             known = self._known.get(record.peer_id)
-            if known is None or record.time > known[0].time:
+            if record.time > known[0].time if known else len(self._known) < MOST_READ:
                 self._known[record.peer_id] = (record, now + self._life)
         era = era_of(self._membership.notice())
         counting = {peer: known for peer, known in self._known.items() if known[1] > now and known[0].era == era}
@@ -438,7 +439,8 @@ class PeerDirectory:
         gone |= self._refused
         with self._lock:
             left = {record.peer_id for record, _ in self._known.values() if record.left}
-            self._parted = self._parted - {record.peer_id for record in view.records} | left
+            parted = self._parted if len(self._parted) < MOST_READ else set[str]()
+            self._parted = parted - {record.peer_id for record in view.records} | left
             heard = self._heard | {peer: ends.get(peer, now) + self._life for peer in here}
             self._heard = {peer: until for peer, until in heard.items() if until > now and peer not in gone}
 
