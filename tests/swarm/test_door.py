@@ -259,6 +259,17 @@ def test_a_node_keeps_so_many_bytes_of_a_key_and_who_is_in_stays_in(monkeypatch:
     served(door, node, store(DHTID.generate(), 4))
 
 
+def test_of_a_record_that_takes_no_more_room_no_others_are_looked_at() -> None:
+    """A node may keep a thousand, each renewed every few seconds."""
+    door, node, key = DHTAuthorizer(Admission(tiny_run())), Node(), DHTID.generate()
+    node.storage.store_subkey(key, 0, b"x", get_dht_time() + 60.0)
+    unreadable: Any = (None,)
+    node.storage.store_subkey(key, 1, unreadable, get_dht_time() + 60.0)
+    served(door, node, store(key, 0, bytes(room.SHARE)))
+    with pytest.raises(AttributeError):
+        served(door, node, store(key, 0, bytes(room.SHARE + 1)))
+
+
 def test_a_node_keeps_no_record_for_longer_than_the_run_says() -> None:
     key = DHTID.generate()
     door = DHTAuthorizer(Admission(tiny_run()), {key.to_bytes(): 150.0})

@@ -16,7 +16,7 @@ from swarm.test_dht_protocol import Nodes, run, started, values
 
 from tt_cli.swarm.records.dht_protocol import tag_of
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.record_chain import NUMBERS, BrokenChain, Chain, Link, Session, grown, opened
+from tt_cli.swarm.records.record_chain import NUMBERS, BrokenChain, Chain, ChainStorage, Link, Session, grown, opened
 from tt_cli.swarm.wire import RENEWAL, RENEWED
 
 KEY = DHTID.generate(source="key").to_bytes()
@@ -209,6 +209,14 @@ def test_who_lost_a_record_is_sent_all_of_it_and_finds_its_owner_again() -> None
         assert await samples(reader, "key", owner) == 3
 
     run(with_nodes(3, test))
+
+
+def test_what_a_storage_keeps_is_told_once() -> None:
+    told, key, until = list[tuple[Any, ...]](), DHTID.from_bytes(KEY), get_dht_time() + 60.0
+    storage, chain = ChainStorage(lambda *kept: told.append(kept)), (Link(until, 0.0, b"x"),)
+    assert storage.store_subkey(key, "ann", b"x", until) and not storage.store_subkey(key, "ann", b"y", until - 1.0)
+    assert told == [(key, "ann", chain)]
+    assert storage.store_subkey(key, "ann", chain + chain, until + 1.0) and told[1:] == [(key, "ann", chain + chain)]
 
 
 class Records(RecordValidatorBase):

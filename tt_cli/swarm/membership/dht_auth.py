@@ -98,15 +98,18 @@ class DHTAuthorizer:
         self.check_owner(subkey, caller)
         found = node.storage.get(DHTID.from_bytes(key))
         kept = dict(found.value.items()) if found and isinstance(found.value, DictionaryDHTValue) else {}
-        sizes = {one: _room(one, sum(len(link.data) for link in record.value)) for one, record in kept.items()}
-        grown = _room(subkey, size) - sizes.get(subkey, 0)
-        if grown > 0 and sum(sizes.values()) + grown > MOST_BYTES:
+        grown = _room(subkey, size) - (_room(subkey, _size(kept[subkey])) if subkey in kept else 0)
+        if grown > 0 and sum(_room(one, _size(record)) for one, record in kept.items()) + grown > MOST_BYTES:
             raise Crowded("no room for another record")
 
     def check_owner(self, subkey: Any, caller: str) -> None:
         """Raises NotAdmitted where a subkey names an owner other than who calls. A notice has none."""
         if any(peer_id_of(owner) != caller for owner in owners_of(subkey)):
             raise NotAdmitted("another peer's record")
+
+
+def _size(record: Any) -> int:
+    return sum(len(link.data) for link in record.value)
 
 
 def _room(subkey: Any, size: int) -> int:

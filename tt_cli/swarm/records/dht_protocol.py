@@ -103,7 +103,7 @@ class DHTProtocol(protocol.DHTProtocol):
     async def create(cls, p2p: P2P, node_id: DHTID, *args: Any, **more: Any) -> Any:
         """As hivemind does, whatever the id; records are kept as links."""
         protocol = await super().create(p2p, node_id_of(p2p.peer_id), *args, **more)
-        protocol.storage = ChainStorage()
+        protocol.storage = ChainStorage(protocol.remember)
         return protocol
 
     def __init__(self, **more: Any):
@@ -159,8 +159,6 @@ class DHTProtocol(protocol.DHTProtocol):
 
     def known(self, key: DHTID) -> DictionaryDHTValue:
         """What this node has read, stored, or keeps."""
-        for subkey, (chain, _) in self.kept(key).items():
-            self.remember(key, subkey, chain)
         return self.read.get(key, DictionaryDHTValue())
 
     def opened(self, key: DHTID, subkey: Any, chain: Chain) -> Any:

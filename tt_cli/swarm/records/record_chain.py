@@ -9,6 +9,7 @@ record lasts; that time rises from link to link, and names them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -48,12 +49,18 @@ class BrokenChain(ValueError):
 
 
 class ChainStorage(DHTLocalStorage):
-    """A node's records, as links: one that is stored whole is one link."""
+    """A node's records, as links: one that is stored whole is one link. tell: gets each that is new."""
+
+    def __init__(self, tell: Callable[[DHTID, Any, Chain], None] = lambda key, subkey, chain: None):
+        super().__init__()
+        self._tell = tell
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes | Chain, expiration_time: float) -> bool:
         """As hivemind's does."""
         chain = (Link(expiration_time, 0.0, value),) if isinstance(value, bytes) else value
-        return bool(super().store_subkey(key, subkey, chain, expiration_time))
+        if kept := bool(super().store_subkey(key, subkey, chain, expiration_time)):
+            self._tell(key, subkey, chain)
+        return kept
 
 
 def opened(whole: Any, chain: Chain) -> Any:
