@@ -36,7 +36,7 @@ from tt_cli.swarm.records.validator import RecordValidator
 __all__ = ["DHT"]  # hivemind's, for rooms that do not import hivemind; beside what is defined here
 
 START_SECONDS = 60.0  # its daemon dials those it joins through in turn, for 5 s each, and some have met eight before
-END_SECONDS = 3.0  # for a process that failed
+END_SECONDS = 3.0  # for the node's process
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
 MOST_NAMED = 4  # initial peers, in the line that says that none answered
@@ -95,7 +95,7 @@ def start_dht(
             check_if_identity_free=False,
             use_relay=False,  # nobody calls a peer in client mode, and strangers shall not send through this line
             nat_port_map=not host.startswith("127."),
-            shutdown_timeout=2,
+            shutdown_timeout=END_SECONDS,
             startup_timeout=START_SECONDS,
             idle_timeout=START_SECONDS,  # of the daemon before it is up
             wait_timeout=ANSWER_SECONDS,
@@ -196,10 +196,9 @@ def daemon_watched(dht: DHT) -> Iterator[None]:
         raise WorkerBroken("the p2p daemon of this peer was ended by something else") from error
 
 
-def stop_dht(dht: DHT, seconds: float = 3.0) -> None:
-    """Shut the node down; end its daemon the hard way when it takes longer than `seconds`."""
+def stop_dht(dht: DHT) -> None:
+    """Shut the node down; end its daemon the hard way when it takes longer than END_SECONDS."""
     daemon = daemon_pid(dht)
-    dht.shutdown_timeout = seconds
     with contextlib.suppress(Exception):  # a node whose daemon died raises here; it is ended below
         dht.shutdown()
     if dht.is_alive():

@@ -245,7 +245,7 @@ class PeerDirectory:
             return
         self._history = history.steps, now
         mine = {"peer_id": self._peer_id, "time": self._clock.dht_time()}
-        self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
+        self._put(history_key, history.model_copy(update=mine), HISTORY_SECONDS)
 
     @property
     def told(self) -> PeerRecord | None:
@@ -468,7 +468,7 @@ class PeerDirectory:
             self._vote.about_to_store()
             self._published, self._kept = record, False
             sent = record.changed(vote=self._vote.of(record), time=self._time())
-        if self._send(sent).result(timeout=DHT_SECONDS):
+        if self._put(peers_key, sent, self._life).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
                 self._sent, self._kept = sent, True
@@ -478,14 +478,11 @@ class PeerDirectory:
         now, last = self._clock.dht_time(), self._sent.time if self._sent is not None else 0.0
         return max(now, last + TICK) if last < now + self._life else now
 
-    def _send(self, record: PeerRecord) -> MPFuture[bool]:
-        return self._put(peers_key(self._run.identity), record, self._life)
-
-    def _put(self, key: str, record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
+    def _put(self, key: Callable[[str], str], record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
         value = record.model_copy(update={"pass_text": self._membership.mine()}).model_dump()
-        until = record.time + seconds
-        return self._dht.store(key, subkey=self._owner, value=value, expiration_time=until, return_future=True)
+        place, until = key(self._run.identity), record.time + seconds
+        return self._dht.store(place, subkey=self._owner, value=value, expiration_time=until, return_future=True)
 
     def stop(self) -> None:
         """Withdraw the record, so that the others do not wait for this peer, and end the thread."""
@@ -496,6 +493,6 @@ class PeerDirectory:
             thread.join(timeout=2.0)
         if not self._threads or self._record is None or not self._dht.is_alive():
             return
-        gone = self._send(self._record.changed(left=True, time=self._time()))
+        gone = self._put(peers_key, self._record.changed(left=True, time=self._time()), self._life)
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)
