@@ -14,6 +14,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from swarm.made import record
 from swarm.test_dht_protocol import Nodes, run, started, values
 
+from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.records.dht_protocol import tag_of
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.record_chain import NUMBERS, BrokenChain, Chain, ChainStorage, Link, Session, grown, opened
@@ -217,6 +218,18 @@ def test_what_a_storage_keeps_is_told_once() -> None:
     assert storage.store_subkey(key, "ann", b"x", until) and not storage.store_subkey(key, "ann", b"y", until - 1.0)
     assert told == [(key, "ann", chain)]
     assert storage.store_subkey(key, "ann", chain + chain, until + 1.0) and told[1:] == [(key, "ann", chain + chain)]
+
+
+def test_who_renews_its_record_without_pause_takes_no_memory() -> None:
+    hivemind_patches.apply()
+    storage, key, until = ChainStorage(), DHTID.from_bytes(KEY), get_dht_time() + 60.0
+    for subkey in ("cy", "ben"):
+        assert storage.store_subkey(key, subkey, b"x", until + len(subkey))
+    for number in range(1000):
+        assert storage.store_subkey(key, "ann", b"x", until + number)
+    kept = storage.get(key).value
+    assert max(len(kept.expiration_heap), len(storage.expiration_heap)) < 100
+    assert kept.top()[0] == "cy" and len(kept) == 3, "whose record ends first is the first to go"
 
 
 class Records(RecordValidatorBase):

@@ -28,6 +28,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils import MPFuture
 from hivemind.utils.auth import AuthRole
+from hivemind.utils.timed_storage import TimedStorage
 
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.records.dht_protocol import DHTProtocol, RoutingTable
@@ -36,10 +37,12 @@ from tt_cli.swarm.records.dht_search import DHTNode
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
 
+SPARE_ENDS = 64
 CONNECTIONS = {"connLo": 1_536, "connHi": 2_048}  # 75 KiB each
 
 _hivemind_cancel = StepControl.cancel
 _process_args = P2P._make_process_args
+_store = TimedStorage.store
 
 
 def apply() -> None:
@@ -52,12 +55,24 @@ def apply() -> None:
     P2P._make_process_args = staticmethod(roomy_daemon)
     P2P.receive_protobuf = staticmethod(receive_bounded)
     P2P.send_raw_data = staticmethod(send_bounded)
+    TimedStorage.store = store_with_one_end
     hivemind.utils.tensor_descr._safe_check_pinned = never_pinned
 
 
 def never_pinned(tensor: torch.Tensor) -> bool:
     """Answer hivemind that a tensor that travels is not pinned: it would ask CUDA, and who did must not fork."""
     return False
+
+
+def store_with_one_end(storage: TimedStorage[Any, Any], key: Any, value: Any, expiration_time: float) -> bool:
+    """Store as hivemind does, and forget the ends of what was replaced.
+
+    It keeps each until that time has come: who renews its record without pause would fill the node's memory.
+    """
+    stored = _store(storage, key, value, expiration_time)
+    if len(storage.expiration_heap) > 2 * len(storage.data) + SPARE_ENDS:
+        storage.expiration_heap = sorted(storage.key_to_heap.values(), key=lambda entry: entry.expiration_time)
+    return bool(stored)
 
 
 def roomy_daemon(*command: object, **flags: object) -> list[str]:
