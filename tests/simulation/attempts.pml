@@ -6,11 +6,12 @@
    die: whatever it does next may never come. It precommits when a quorum has voted, and steps when a quorum has
    precommitted, of which it may hear at any time later, while it is in the round.
 
-   Checked: no two members step with unlike averages. test_model.py says with which sizes. With LIES the last of N
-   members lies: it votes for and precommits everything, says of its own votes what it likes, shows any others or none,
-   and leads: so votes that members have shown are left out. Rules that are needed, each left out by its name: FORGET,
-   votes that are shown; BELIEVE, that a member refuses a group without the votes that it has shown; ONCE, precommits:
-   who hears of a quorum's votes steps, and shows these. */
+   Checked: no two members step with unlike averages. Members are alike and what others do does not depend on who has
+   stepped: so members 0 and 1 are the two, in this order, and nobody else need step. test_model.py says with which
+   sizes. With LIES the last of N members lies: it votes for and precommits everything, says of its own votes what it
+   likes, shows any others or none, and leads: so votes that members have shown are left out. Rules that are needed,
+   each left out by its name: FORGET, votes that are shown; BELIEVE, that a member refuses a group without the votes
+   that it has shown; ONCE, precommits: who hears of a quorum's votes steps, and shows these. */
 #ifndef N
 #define N 3
 #endif
@@ -124,26 +125,39 @@ proctype Member(byte i) {
        :: else -> break
        od;
 #ifdef LIES
-       if
-       :: some = some | LIAR;
-          j = 0;
-          do /* as it leads it leaves out what it will, and adds its own vote where it will */
-          :: j < HONEST -> if :: said_for[AT(g, j)] = 0 :: skip fi; j++
-          :: else -> break
-          od;
-          if :: added = LIAR :: skip fi;
-          if
-          :: v = 0 /* shows nothing */
-          :: v < g -> v++; /* or the votes of an earlier group, whatever came of it */
-             if :: v < g -> v++ :: skip fi;
-             said_for[AT(g, HONEST)] = value[v - 1]; said_at[AT(g, HONEST)] = number[v - 1];
-             said_seen[AT(g, HONEST)] = votes[v - 1]; v = 0
-          fi
-       :: skip
-       fi;
+       if :: some = some | LIAR :: skip fi;
 #endif
        j = 0;
-       if :: IN(i, some) && size[some] >= QUORUM -> form(g, some) :: else fi;
+       if
+       :: IN(i, some) && size[some] >= QUORUM ->
+#ifdef LIES
+          if
+          :: some & LIAR ->
+             do /* as it leads it leaves out what it will, and adds its own vote where it will */
+             :: j < HONEST ->
+                if
+                :: IN(j, some) && said_for[AT(g, j)] ->
+                   if :: said_for[AT(g, j)] = 0 :: skip fi
+                :: else
+                fi;
+                j++
+             :: else -> break
+             od;
+             if :: added = LIAR :: skip fi;
+             if
+             :: v = 0 /* shows nothing */
+             :: v < g -> v++; /* or the votes of an earlier group, whatever came of it */
+                if :: v < g -> v++ :: skip fi;
+                said_for[AT(g, HONEST)] = value[v - 1]; said_at[AT(g, HONEST)] = number[v - 1];
+                said_seen[AT(g, HONEST)] = votes[v - 1]; v = 0
+             fi;
+             j = 0
+          :: else
+          fi;
+#endif
+          form(g, some)
+       :: else
+       fi;
        some = 0; added = 0; g = 0
      }
   :: atomic {
@@ -175,7 +189,7 @@ proctype Member(byte i) {
        some = 0; j = 0; g = 0
      }
   :: atomic {
-       !made[i] && place[i] != 0 && IN(i, began[place[i] - 1]) ->
+       i < 2 && (i == 0 || made[0]) && !made[i] && place[i] != 0 && IN(i, began[place[i] - 1]) ->
        g = place[i] - 1;
        if
 #ifdef ONCE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1200)  # a minute of a core: many on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.debian]
 
 ROUND, ATTEMPTS = (Path(__file__).with_name(name) for name in ("round.pml", "attempts.pml"))
 
@@ -16,7 +16,7 @@ def counterexample(folder: Path, model: Path, *defined: str) -> bool:
     """Whether there is an order of events in which the model breaks its promise, after looking at all of them."""
     for command in (
         ["spin", "-a", *defined, str(model)],
-        ["gcc", "-O2", "-w", "-DSAFETY", "-o", "pan", "pan.c"],
+        ["gcc", "-O1", "-w", "-DSAFETY", "-o", "pan", "pan.c"],
     ):
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
     said = subprocess.run(["./pan", "-E", "-m100000"], cwd=folder, check=True, capture_output=True, text=True).stdout
@@ -25,17 +25,14 @@ def counterexample(folder: Path, model: Path, *defined: str) -> bool:
     return "assertion violated" in said
 
 
-@pytest.mark.slow
-@pytest.mark.debian
 @pytest.mark.parametrize(
-    "defined", ["-DN=2", "-DN=3", "-DN=4", "-DN=4 -DLIES", "-DN=4 -DLIES -DLEADER", "-DN=3 -DBACKUP"]
+    "defined",
+    ["-DN=2 -DBACKUP", "-DN=3 -DBACKUP", "-DN=4 -DBACKUP", "-DN=4 -DLIES", "-DN=4 -DLIES -DLEADER"],
 )
 def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defined: str) -> None:
     assert not counterexample(tmp_path, ROUND, *defined.split())
 
 
-@pytest.mark.slow
-@pytest.mark.debian
 @pytest.mark.parametrize(
     "without",
     ["-DN=4 -DLIES -DHEARD", "-DN=4 -DLIES -DHALF", "-DN=3 -DBACKUP -DTWICE", "-DN=4 -DLIES -DLEADER -DFEW"],
@@ -44,15 +41,11 @@ def test_without_one_of_its_rules_the_model_finds_how_they_would(tmp_path: Path,
     assert counterexample(tmp_path, ROUND, *without.split())
 
 
-@pytest.mark.slow
-@pytest.mark.debian
 @pytest.mark.parametrize("defined", ["-DN=2 -DK=3", "-DN=3 -DK=2", "-DN=4 -DK=2 -DLIES"])
 def test_what_one_made_a_step_no_later_round_makes_otherwise(tmp_path: Path, defined: str) -> None:
     assert not counterexample(tmp_path, ATTEMPTS, *defined.split())
 
 
-@pytest.mark.slow
-@pytest.mark.debian
 @pytest.mark.parametrize(
     "without", ["-DN=3 -DK=2 -DFORGET", "-DN=4 -DK=2 -DLIES -DBELIEVE", "-DN=4 -DK=2 -DLIES -DONCE"]
 )
