@@ -34,6 +34,14 @@ pytestmark = [pytest.mark.debian, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "tt_cli/web/page/node_modules/axe-core/axe.min.js"
 CHROMIUM = "/usr/bin/chromium"
+DISABLED = [
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),  # a page each in every window: a third of a test's time
+    # And what playwright disables, whose list this one replaces: calls to others, and what is in a test's way.
+    *("AimEnabled", "NetworkTimeServiceQuerying", "OptimizationHints", "PreconnectToSearch", "MediaRouter"),
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "PaintHolding", "LensOverlay"),
+    *("AvoidCorsURLLoaderRestartOnRedirect", "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable"),
+    "ThirdPartyStoragePartitioning",
+]
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -42,6 +50,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    f"--disable-features={','.join(DISABLED)}",
 ]
 SMALL: Any = {"width": 360, "height": 740}
 LARGE: Any = {"width": 1440, "height": 900}
