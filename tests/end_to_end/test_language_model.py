@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import WAIT, joined_late_and_killed
+from testbed.fork_server import fork_server
 from testbed.tiny_words import tiny_words
 
 from tt_cli.history.reader import HistoryReader
@@ -29,6 +30,7 @@ from tt_cli.web.queries import Answers
 def test_a_swarm_trains_a_language_model_that_writes(
     start_swarm: Callable[[RunConfig], LocalSwarm], tt: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
+    fork_server().preload("transformers.models.llama.modeling_llama")  # two seconds of each of five processes
     run = tiny_words().replaced({"optimizer": {"min_8bit_size": 4096}, "swarm.large_tensor": 4096})
     swarm = start_swarm(run.replaced({"swarm.target_batch_size": 48, "schedule.total_steps": 1000}))
     anna = joined_late_and_killed(swarm, batch_size=4)
