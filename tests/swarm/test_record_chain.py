@@ -167,9 +167,9 @@ def test_a_chain_grows_no_longer(sender: Sender) -> None:
     assert refused(sender, third._replace(data=data + sender.session.sign(KEY, sender.chain[0], third)))
 
 
-async def tell(node: Any, key: str, **changes: object) -> bool:
-    """Have a node publish its record, as a peer does."""
-    now = get_dht_time()
+async def tell(node: Any, key: str, ahead: float = 0.0, **changes: object) -> bool:
+    """Have a node publish its record, as a peer does whose clock is ahead by so many seconds."""
+    now = get_dht_time() + ahead
     value = record(str(node.peer_id), **{**USUAL, "time": now}).model_dump() | changes
     return bool(await node.store(key, value, now + 60.0, subkey=str(node.peer_id)))
 
@@ -210,6 +210,21 @@ def test_who_lost_a_record_is_sent_all_of_it_and_finds_its_owner_again() -> None
         assert await samples(reader, "key", owner) == 3
 
     run(with_nodes(3, test))
+
+
+def test_who_was_alone_with_a_clock_far_ahead_is_read_once_that_is_set_back() -> None:
+    """Its own node had kept what others would have refused, and told those who came later."""
+
+    async def test(nodes: Nodes) -> None:
+        (owner,) = nodes.nodes
+        assert await tell(owner, "key", ahead=10_000.0, samples=1)
+        reader = await nodes.start()
+        for count in (2, 3):
+            assert await tell(owner, "key", samples=count)
+            assert await samples(reader, "key", owner, latest=True) == count
+        assert len(owner.protocol.known(DHTID.generate(source="key")).get(str(owner.peer_id)).value) == 2
+
+    run(with_nodes(1, test))
 
 
 def test_what_a_storage_keeps_is_told_once() -> None:

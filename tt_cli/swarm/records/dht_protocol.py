@@ -176,6 +176,9 @@ class DHTProtocol(protocol.DHTProtocol):
         """The record with what is new in it as one more link; None where all of it has to be stored."""
         if (known := self.known(key).get(subkey)) is None:
             return None
+        if until < known.expiration_time:  # the clock was far ahead, and is set back: else others are told of that time
+            del self.read[key][subkey], self.kept(key)[subkey]
+            return None
         chain: Chain = known.value
         whole = self._whole(key, subkey, chain[0])
         pulse = self.session.pulse(key.to_bytes(), whole, chain, record, until)

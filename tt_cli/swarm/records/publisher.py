@@ -476,7 +476,7 @@ class PeerDirectory:
     def _time(self) -> float:
         """DHT time for a record; after the clock was set back that of the last one, which nodes would keep instead."""
         now, last = self._clock.dht_time(), self._sent.time if self._sent is not None else 0.0
-        return max(now, last + TICK) if last < now + self._life else now
+        return max(now, last + TICK) if last < now + self._life + CLOCK_LEEWAY else now
 
     def _put(self, key: Callable[[str], str], record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
