@@ -152,21 +152,22 @@ def test_files_are_documents_each_epoch_in_another_order(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet", "parquet of bytes"])
 def test_a_byte_that_is_no_utf8_ends_no_training_and_a_byte_order_mark_is_no_text(tmp_path: Path, kind: str) -> None:
-    one, two = b"One caf\xe9\r\nand a half", b"Two"
+    one, two, blank = b"One caf\xe9\r\nand a half", b"Two", "\u3000\n\xa0".encode()
     if kind == "txt":
         (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + one)
         (tmp_path / "b.txt").write_bytes(two)
+        (tmp_path / "c.txt").write_bytes(blank)
     elif kind == "jsonl":
-        lines = (b'{"text": "%s"}\n' % text.replace(b"\r\n", rb"\n") for text in (one, two))
+        lines = (b'{"text": "%s"}\n' % text.replace(b"\r", b"").replace(b"\n", rb"\n") for text in (one, two, blank))
         (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines))
     else:
-        column = pyarrow.array([text.replace(b"\r", b"") for text in (one, two)])
+        column = pyarrow.array([text.replace(b"\r", b"") for text in (one, two, blank)])
         column = column if kind == "parquet of bytes" else column.view(pyarrow.string())
-        pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": [1, 2]}), tmp_path / "a.parquet")
-    found = [
-        TOKENIZER.backend.decode(ids[:-1].tolist()) for ids in token_ids(on_files(tmp_path).data, TOKENIZER, "train")
-    ]
-    assert found == ["One caf\ufffd\nand a half", "Two"]
+        pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    counts = RowCounts()
+    ids = token_ids(on_files(tmp_path).data, TOKENIZER, "train", counts=counts)
+    assert [TOKENIZER.backend.decode(one[:-1].tolist()) for one in ids] == ["One caf\ufffd\nand a half", "Two"]
+    assert counts == {"no_text": 1}
 
 
 def test_another_process_reads_files_and_what_ends_it_changes_their_order(tmp_path: Path) -> None:

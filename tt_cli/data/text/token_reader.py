@@ -153,14 +153,15 @@ def token_ids(
 ) -> Iterator[np.ndarray]:
     """The ids of each document of a split, see `documents`, from number `skip` on. counts: takes in what is no text."""
     before = ID_COLUMNS.get(data.column)  # `tt data tokenize` made them
-    for text in islice(documents(data, split, seed), skip, None):
+    for found in islice(documents(data, split, seed), skip, None):
+        text = found.decode("utf-8", "replace") if before is None and isinstance(found, bytes) else found
         if before is not None and isinstance(text, bytes) and len(text) % before.itemsize == 0 < len(text):
             ids = np.frombuffer(text, before).astype(np.int64)
             if ids.max() >= tokenizer.size or ids[-1] != tokenizer.end:
                 raise UsageError(f"the data set {data.name} has ids of another tokenizer than {tokenizer.name}")
             yield ids
-        elif before is None and isinstance(text, (str, bytes)) and text.strip():
-            yield tokenizer.document(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+        elif before is None and isinstance(text, str) and text.strip():
+            yield tokenizer.document(text)
         elif counts is not None:
             counts["no_text"] += 1
 
