@@ -319,6 +319,24 @@ def test_whose_clock_is_off_so_that_it_reads_no_records_makes_no_step_alone() ->
     assert not contacts.why_not_alone(), "it answers and does not train"
 
 
+@pytest.mark.parametrize(
+    ("ahead", "clock"),
+    [
+        ({}, None),
+        ({"a": 600.0}, 600.0),
+        ({"a": -600.0, "aux": 0.5}, 0.5),
+        ({"a": 600.0, "aux": 601.0}, 600.0),
+        ({"a": -600.0, "aux": 0.5, "b": 600.0}, 0.5),
+        ({"a": -600.0, "aux": 0.5, "b": 0.0, "c": -600.0}, 0.0),
+    ],
+)
+def test_a_clock_with_which_half_of_the_others_agree_is_not_off(ahead: dict[str, float], clock: float | None) -> None:
+    """Else one other whose clock is off, beside an auxiliary peer, would be waited for until it is set."""
+    future = SimpleNamespace(result=lambda timeout: (ahead, {}))
+    dht: Any = SimpleNamespace(peer_id="me", run_coroutine=lambda ping, return_future: future)
+    assert ConnectivityMonitor(dht).ask(["a", "aux", "b", "c"]).clock == clock
+
+
 def test_how_long_another_was_unseen_before_it_came_back_does_not_count() -> None:
     clock = SteppedClock()
     contacts = Answers(clock=clock)

@@ -39,8 +39,8 @@ UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 class Connectivity:
     """The outcome of a round of pings. asked, answered: peer ids. initial: those that the peer joined through.
 
-    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds
-    in a row about which the DHT process of this peer itself said nothing.
+    clock: seconds that this machine's clock is ahead of those of most; None when nobody answered. One that half of them
+    agree with is not off. unanswered: rounds in a row about which the DHT process of this peer itself said nothing.
     """
 
     asked: frozenset[str] = frozenset()
@@ -205,7 +205,8 @@ class ConnectivityMonitor:
                 self.newest = Connectivity(frozenset(known), initial=frozenset(self._initial), unanswered=unanswered)
             else:
                 self._meet({peer: connected[peer] for peer in ahead if peer in connected})
-                clock = statistics.median(ahead.values()) if ahead else None
+                said = [*ahead.values()]
+                clock = min(statistics.median_low(said), statistics.median_high(said), key=abs) if said else None
                 self.newest = Connectivity(frozenset(known), frozenset(ahead), frozenset(self._initial), clock)
             self._asked_at = self._clock.monotonic()
             return self.newest
