@@ -116,4 +116,5 @@ def test_the_first_blocks_are_small_and_then_they_are_whole() -> None:
 def test_a_shard_that_failed_before_a_restart_has_as_many_tries_left() -> None:
     walk = Walk(7, 3, Position(index=3, again=((1, TRIES - 1, 0),)))
     assert walk.take() == 1 and not walk.put_off(1)
+    assert Position.of_json({"index": 3, "again": [[1, 2]]}, 3) == Position(index=3, again=((1, 2, 0),)), "older"
     assert Position.of_json({"again": [], "shard": 2}, 3) and Position.of_json({"again": [], "shard": 3}, 3) is None

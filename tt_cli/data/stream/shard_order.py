@@ -36,7 +36,8 @@ class Position:
     def of_json(cls, known: Any, shards: int) -> Position | None:
         """The position that `asdict` made a dict, in a data set of so many shards; None for anything else."""
         try:
-            position = cls(**{**known, "again": tuple((shard, tries, row) for shard, tries, row in known["again"])})
+            again = ((shard, tries, *row, 0)[:3] for shard, tries, *row in known["again"])  # an older tt has no rows
+            position = cls(**{**known, "again": tuple(again)})
         except (TypeError, ValueError, KeyError):
             return None
         begun = [shard for shard, *_ in position.again]
