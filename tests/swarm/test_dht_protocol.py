@@ -167,6 +167,20 @@ def test_nobody_is_remembered_for_whom_it_named() -> None:
     run(test())
 
 
+def test_who_answered_and_has_lost_its_place_in_the_table_since_is_found_again() -> None:
+    """Else twenty keys that call hide a node from searches for half a minute."""
+
+    async def test() -> None:
+        async with started(3) as nodes:
+            one, other, third = nodes.nodes
+            for _ in range(3):
+                del one.protocol.routing_table[third.node_id]
+                ((_, near),) = (await one.protocol.call_find(other.peer_id, [third.node_id])).values()
+                assert near[third.node_id] == third.peer_id
+
+    run(test())
+
+
 def test_who_joins_through_a_node_out_of_its_place_is_told_that_nobody_answered() -> None:
     async def test() -> None:
         async with started(1) as nodes:

@@ -301,4 +301,6 @@ class DHTProtocol(protocol.DHTProtocol):
         while len(self._pinged) > MOST_HEARSAY:
             del self._pinged[next(iter(self._pinged))]
         if pings:
-            await asyncio.wait(pings.values(), timeout=HEARSAY_SECONDS)
+            answered, _ = await asyncio.wait(pings.values(), timeout=HEARSAY_SECONDS)
+            for peer in [peer for peer, ping in pings.items() if ping in answered and ping.result() is not None]:
+                self._pinged.pop(peer, None)  # others may take its place in the table before it is named again
