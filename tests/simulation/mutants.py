@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "commit: half is heard": Mutant(
         "allreduce.votes",
-        "is_quorum(sum(those[peer] for peer in there & those.keys()), sum(those.values()), lying)",
+        "is_quorum(sum(those[peer] for peer in there & those.keys()), total, lying)",
         "bool(there)",
         "moment",
     ),
@@ -120,7 +120,9 @@ MUTANTS = {
     "lock: what nobody can give is kept": Mutant(
         "ballot", "if now >= self._stuck[1] + (group.longest if away else 0.0):", "if False:", "moment"
     ),
-    "commit: newcomers vote": Mutant("allreduce.commit", "(voices, group.liars, group.steps)", "(voices, group.liars)"),
+    "commit: newcomers vote": Mutant(
+        "allreduce.commit", "group.steps, group.trainers, swarm)", "(), group.trainers, swarm)"
+    ),
     "quorum: newcomers count by their records": Mutant(
         "allreduce.round_plan",
         "vouched = self.newcomer and with_steps > liars_among(len(group.peer_ids))",

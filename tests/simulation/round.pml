@@ -10,8 +10,8 @@
 
    Checked: no two honest members step with unlike averages. Members are alike and what others do does not depend on who
    has stepped: so members 0 and 1 are the two, in this order, and nobody else need step. tests/simulation/test_model.py says with which sizes, and
-   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum, FEW has less
-   than a third of a group lie, where less than a third of the swarm does; TWICE lets who has voted for what the reducer
+   that each rule is needed: HEARD counts who answered instead of votes, HALF takes half for a quorum, FEW and GROUP
+   have a quorum of the group vote, of which with FEW less than a third may lie; TWICE lets who has voted for what the reducer
    signed vote in the repetition too. */
 #ifndef N
 #define N 4
@@ -31,10 +31,15 @@
 #define F(n) ((n - 1) / 3)
 #endif
 
+/* of whom a quorum must vote: where of the group, as many of it may lie as of it, or as of all */
 #ifdef FEW
-#define LIARS(n) F(n)
+#define ENOUGH(votes, n) (2 * votes > n + F(n))
 #else
-#define LIARS(n) F(N)
+#ifdef GROUP
+#define ENOUGH(votes, n) (2 * votes > n + F(N))
+#else
+#define ENOUGH(votes, n) (2 * votes > N + F(N))
+#endif
 #endif
 
 byte size[32];    /* of a set of members */
@@ -75,7 +80,7 @@ inline step(i, value) {
     :: else
     fi;
 #else
-    if :: 2 * votes > size[group[i]] + LIARS(size[group[i]]) -> made[i] = value :: else fi;
+    if :: ENOUGH(votes, size[group[i]]) -> made[i] = value :: else fi;
 #endif
     j = 0;
     do

@@ -53,6 +53,7 @@ SCENARIOS = {
     "calm": Scenario(),
     "lossy": Scenario(loss=0.01, twice=0.05),
     "crash": Scenario(crashes=2, clients=1),
+    "homes": Scenario(loss=0.002, crashes=1, cuts=1, stops=1, clients=8, sizes=(7, 7, 10)),
     "restart": Scenario(crashes=4, cuts=1, sizes=(3, 3, 4, 5)),
     "partition": Scenario(cuts=2),
     "split": Scenario(loss=0.03, cuts=12, cut_seconds=0.4, sizes=(3, 3, 4, 5)),

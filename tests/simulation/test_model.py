@@ -27,7 +27,14 @@ def counterexample(folder: Path, model: Path, *defined: str) -> bool:
 
 @pytest.mark.parametrize(
     "defined",
-    ["-DN=2 -DBACKUP", "-DN=3 -DBACKUP", "-DN=4 -DBACKUP", "-DN=4 -DLIES", "-DN=4 -DLIES -DLEADER"],
+    [
+        "-DN=2 -DBACKUP",
+        "-DN=3 -DBACKUP",
+        "-DN=4 -DBACKUP",
+        "-DN=4 -DLIES",
+        "-DN=4 -DLIES -DLEADER",
+        "-DN=5 -DLIES -DLEADER",
+    ],
 )
 def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defined: str) -> None:
     assert not counterexample(tmp_path, ROUND, *defined.split())
@@ -35,7 +42,10 @@ def test_no_two_step_with_unlike_averages_whatever_is_lost(tmp_path: Path, defin
 
 @pytest.mark.parametrize(
     "without",
-    ["-DN=4 -DLIES -DHEARD", "-DN=4 -DLIES -DHALF", "-DN=3 -DBACKUP -DTWICE", "-DN=4 -DLIES -DLEADER -DFEW"],
+    [
+        *("-DN=4 -DLIES -DHEARD", "-DN=4 -DLIES -DHALF", "-DN=3 -DBACKUP -DTWICE"),
+        *("-DN=4 -DLIES -DLEADER -DFEW", "-DN=5 -DLIES -DLEADER -DGROUP"),
+    ],
 )
 def test_without_one_of_its_rules_the_model_finds_how_they_would(tmp_path: Path, without: str) -> None:
     assert counterexample(tmp_path, ROUND, *without.split())

@@ -20,7 +20,7 @@ COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 90, "crash": 90, "restart": 90, "partition": 120, "split": 120, "moment": 140},
     **{"long": 10, "hang": 80, "everything": 230, "pair": 200, "local steps": 50, "stall": 20},
     **{"reducer": 60, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
-    **{"users": 30, "lying user": 30, "orders": 60},
+    **{"homes": 30, "users": 30, "lying user": 30, "orders": 60},
     **{"keepers": 24, "lying keeper": 18, "apart": 3, "auxiliary": 15, "auxiliary orders": 15},
     **{"liar": 60, "donor": 50, "liar of two": 40, "wrong": 40, "leader": 40, "two-faced": 40},
 }
@@ -78,6 +78,7 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
         ),
     ),
     Schedule(25, "liar", 4, (Fault("liar", (2,), how="broken 837297"),)),
+    Schedule(0, "calm", 7, tuple(Fault("client", (number,)) for number in range(1, 7))),
     Schedule(
         1080,
         "split",

@@ -39,6 +39,7 @@ from tt_cli.swarm.allreduce.result import DOUBLE, late_of, outcome_of
 from tt_cli.swarm.allreduce.votes import (
     PartStatus,
     agree,
+    are_enough,
     electorates_of,
     group_of,
     is_quorum,
@@ -147,6 +148,24 @@ def test_one_alone_who_has_made_steps_commits_what_newcomers_commit(liars: int) 
     for voting, commits in (("axy", True), ("xy", False)):
         votes = {peer: [A] if peer in voting else [MISSING] for peer in "axy"}
         assert agree([A], votes, electorates_of(dict.fromkeys("axy", 1), liars, "a")).reached is commits
+
+
+@pytest.mark.parametrize(("voting", "commits"), [("acl", False), ("abcl", True), ("acln", False), ("abcln", True)])
+def test_a_quorum_of_the_trainers_votes_wherever_they_are(voting: str, commits: bool) -> None:
+    """Of a, b, c, d and l, who lies, leads, and tells a and c of a group with b, and b and d of one with a."""
+    voices, trainers = dict.fromkeys("abcln", 1), dict.fromkeys("abcdl", 1)  # n has just begun
+    votes = {peer: [A] if peer in voting else [MISSING] for peer in voices}
+    for steps in ("", "abcl"):
+        electorates = electorates_of(voices, liars_among(5), steps, trainers, 5)
+        assert agree([A], votes, electorates).reached is commits
+
+
+@pytest.mark.parametrize(("heard", "enough"), [(1, 1), (2, 2), (3, 3), (7, 6), (64, 48)])
+def test_who_hears_a_few_of_a_large_swarm_needs_most_of_them(heard: int, enough: int) -> None:
+    """One in client mode that accepts no connections, of 300: it never made a step where a third of these may lie."""
+    electorates = electorates_of(dict.fromkeys(map(str, range(heard + 1)), 1), liars_among(300))
+    there = [are_enough(map(str, range(some + 1)), electorates) for some in range(heard + 1)]
+    assert there == [some >= enough for some in range(heard + 1)]
 
 
 @given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())

@@ -458,7 +458,8 @@ class Averager(StateBridge, DecentralizedAverager):
                 for peer in map(str, members)
             },
             voices=voices,
-            liars=0 if self._plan.newcomer else liars_among(max(contribution.swarm, self._plan.swarm)),
+            trainers=self._plan.voices or voices,
+            swarm=0 if self._plan.newcomer else max(contribution.swarm, self._plan.swarm),
             steps=frozenset(str(peer) for peer, join in joins.items() if join.steps),
             attempt=1 + max(lock.attempt for lock in locks.values()),
             locked=made.average if made else b"",

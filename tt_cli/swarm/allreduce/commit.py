@@ -5,9 +5,10 @@
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
    A part without its reducer's word has no vote. Who votes on all parts signs that.
-3. When each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and it has
-   fetched what it lacks, or holds other bytes of, from members with these votes, it writes these votes down, and
-   precommits: it says so, signed. It commits when a quorum has. Else it drops the round.
+3. When each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and of the
+   trainers where it can hear all members, and it has fetched what it lacks, or holds other bytes of, from members with
+   these votes, it writes these votes down, and precommits: it says so, signed. It commits when a quorum has. Else it
+   drops the round.
 4. Where votes differ all are asked what their reducer signed, and how those voted who vote otherwise. Who signed unlike
    averages for two members is guilty by that, and who knows it does not step; so is who signed unlike votes.
 5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
@@ -43,7 +44,7 @@ from tt_cli.swarm.allreduce.lateness import waits_to_report
 from tt_cli.swarm.allreduce.messages import Commitment, Lock, NotProven, Precommit, average_hash
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.allreduce.settling import ASKED_TIMES, RETRY_SECONDS, Settling
-from tt_cli.swarm.allreduce.votes import Agreement, Electorates, agree, are_enough, electorates_of
+from tt_cli.swarm.allreduce.votes import Agreement, Electorates, agree, are_enough, electorates_of, liars_among
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
@@ -342,7 +343,8 @@ class CommitProtocol(Settling):
         votes |= {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
         dropped = [peer for peer, gone in self._answered.items() if gone]
         voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
-        self._electorates = electorates_of(voices, group.liars, group.steps)
+        swarm = group.swarm if self.me in self.listening else 0  # who cannot be called hears some of the members alone
+        self._electorates = electorates_of(voices, liars_among(group.swarm), group.steps, group.trainers, swarm)
         self.agreement = agree(self._hashes, votes, self._electorates, dropped)
 
     def _vote(self) -> None:

@@ -160,9 +160,10 @@ class RoundGroup:
     id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to wait for a
     sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
     members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
-    liars: the largest number below a third of the trainers' voices. steps: members that say to have made some.
-    attempt: the number of the round among those from its state. locked: the hash of the average that it repeats, with
-    that one's shares; b"" where it makes one. claims: who says in its join that it has precommitted that.
+    trainers, swarm: the same of the trainers, in the group or not, and their sum; neither for a newcomer, who may
+    know of some that do not exist. steps: members that say to have made some. attempt: the number of the round
+    among those from its state. locked: the hash of the average that it repeats, with that one's shares; b"" where
+    it makes one. claims: who says in its join that it has precommitted that.
     """
 
     name: RoundName
@@ -176,7 +177,8 @@ class RoundGroup:
     longest: float
     limits: Mapping[str, float]
     voices: Mapping[str, Fraction | int] = field(default_factory=dict)
-    liars: int = 0
+    trainers: Mapping[str, Fraction | int] = field(default_factory=dict)
+    swarm: Fraction | int = 0
     steps: frozenset[str] = frozenset()
     attempt: int = 1
     locked: bytes = b""

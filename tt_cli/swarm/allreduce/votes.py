@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from hivemind.proto import runtime_pb2
@@ -94,9 +95,10 @@ def liars_among(voices: Fraction | int) -> int:
 def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> bool:
     """True for so many of all that they may commit together: two such sets have an honest one in common.
 
-    liars: how many may be among all of them, where they are a part of a swarm.
+    liars: how many may be among all of them, where they are a part of a swarm: of a small part half at most.
     """
-    return 2 * some > voices + max(liars, liars_among(voices))
+    most = voices + liars_among(voices)
+    return 2 * some > most and (2 * some > voices + liars or 4 * some > 3 * voices)
 
 
 def most_say(numbers: Mapping[str, int], voices: Mapping[str, Fraction | int]) -> int:
@@ -138,26 +140,35 @@ def locked_by(votes: Iterable[SignedVote], voices: Mapping[str, Fraction | int],
     return max(ranked, default=None)
 
 
-Electorates = Sequence[tuple[Mapping[str, Fraction | int], int]]
-"""Voices of some members, and how many of them may lie at least: of each a quorum is needed."""
+Electorates = Sequence[tuple[Mapping[str, Fraction | int], Fraction | int, int]]
+"""Voices of some, how many there are in all, and how many of them may lie at least: of each a quorum is needed."""
 
 
-def electorates_of(voices: Mapping[str, Fraction | int], liars: int = 0, steps: Collection[str] = ()) -> Electorates:
-    """All members of a round who can be heard, and those of them who have made steps, where some have.
+def electorates_of(
+    voices: Mapping[str, Fraction | int],
+    liars: int = 0,
+    steps: Collection[str] = (),
+    trainers: Mapping[str, Fraction | int] = MappingProxyType({}),
+    swarm: Fraction | int = 0,
+) -> Electorates:
+    """All members of a round who can be heard, those of them who have made steps, where some have, and the trainers.
 
     voices: of all of them. liars: how many voices of the swarm may lie. Newcomers do not know how many lie: what is
-    enough for them is so for those who have made steps.
+    enough for them is so for those who have made steps. trainers, swarm: those of whom, wherever they are, and of how
+    many voices in all who can hear all members needs a quorum: whoever is told of two groups votes in one of them.
     """
     with_steps = {peer: voice for peer, voice in voices.items() if peer in steps}
-    return [(voices, liars), (with_steps, 0)] if steps else [(voices, liars)]
+    electorates = [(voices, sum(voices.values()), liars)]
+    electorates += [(with_steps, sum(with_steps.values()), 0)] if steps else []
+    return electorates + ([(trainers, swarm, 0)] if swarm else [])
 
 
 def are_enough(peers: Iterable[str], electorates: Electorates) -> bool:
     """True for a quorum of each electorate."""
     there = set(peers)
     return all(
-        is_quorum(sum(those[peer] for peer in there & those.keys()), sum(those.values()), lying)
-        for those, lying in electorates
+        is_quorum(sum(those[peer] for peer in there & those.keys()), total, lying)
+        for those, total, lying in electorates
     )
 
 
