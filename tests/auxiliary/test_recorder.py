@@ -38,6 +38,7 @@ Open = Callable[..., RunRecorder]
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Recorders over the database in this folder; at the end all are closed."""
     monkeypatch.setattr(room, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(room, "CLOSE_SECONDS", 60.0)  # the disk of a busy machine
     made: list[RunRecorder] = []
 
     def open_one(

@@ -49,6 +49,7 @@ def drive(
             async with app.run_test(size=size) as pilot:
                 await pilot.pause()
                 await steps(pilot)
+            app.draw(at_once=True)  # as a timer may that ends last
         return app
 
     return asyncio.run(asyncio.wait_for(run(), WAIT))

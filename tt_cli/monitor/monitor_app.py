@@ -166,8 +166,8 @@ class MonitorApp(App[None]):
         now, fresh = asyncio.get_running_loop().time(), at_once or self._watch.news != self._seen
         if not fresh and now < self._drawn_at + TICK_SECONDS:
             return
-        base = self.screen_stack[0]
-        if not base.query("#alarm"):  # not made yet, or gone already
+        base = next(iter(self.screen_stack), None)
+        if base is None or not base.query("#alarm"):  # not made yet, or gone already
             return
         if isinstance(self._driver, Terminal) and not at_once:
             self._driver.look_at_size()
