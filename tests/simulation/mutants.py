@@ -71,10 +71,10 @@ MUTANTS = {
     "quorum: a plan of the minority": Mutant(
         "allreduce.round_plan", "return self._are_enough(self.members)", "return True", "partition"
     ),
-    "quorum: a group of the minority": Mutant(
-        "allreduce.round_plan",
-        "if not (vouched or self._are_enough(came)):",
-        "if False:",
+    "quorum: any minority": Mutant(
+        "allreduce.votes",
+        "return 2 * some > most and (2 * some > voices + liars or 4 * some > 3 * voices)",
+        "return some > 0",
         "partition",
     ),
     "quorum: a group of just over half": Mutant(

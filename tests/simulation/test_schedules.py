@@ -30,7 +30,7 @@ AS_DRAWN = 6  # every sixth has as many members as its seed draws, the others ar
 LARGE = {16: 2, 64: 1}  # members → schedules
 CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
     "commit: averages need no signature",
-    "quorum: a group of the minority",
+    "quorum: any minority",
     "catch-up: nobody is ever behind",
     "audit: the guilty are whoever spoke",
 )
