@@ -65,7 +65,7 @@ CAUSES: dict[str, tuple[PeerFacts, str, str, Remedy, bool]] = {
         False,
     ),
     "another run": (
-        PeerFacts(contact=WELL, strange=True),
+        PeerFacts(contact=WELL, unmet=301),
         "swarm",
         "alone in the run: who answers at the initial peers has no record of anybody",
         Remedy.WAIT,
@@ -179,7 +179,7 @@ def test_every_cause_is_told_in_words_with_its_first_remedy(name: str) -> None:
         PeerFacts(phase="waiting", since_phase=2, missing=("ben",)),
         PeerFacts(failed_rounds=2),
         PeerFacts(contact=Connectivity(C, B, A)),  # the initial peers are gone, and nobody needs them now
-        PeerFacts(contact=Connectivity(), strange=True),  # the first peer of a run knows nobody
+        PeerFacts(contact=Connectivity(), unmet=301),  # the first peer of a run knows nobody
     ],
 )
 def test_who_is_well_or_only_slow_is_left_alone(facts: PeerFacts) -> None:
@@ -396,9 +396,10 @@ def test_who_is_back_at_an_earlier_step_before_the_others_has_not_lost_them(watc
 
 
 def test_who_joins_peers_of_another_run_or_version_is_told_until_somebody_is_seen(watched: Any) -> None:
-    """It trains alone for ever otherwise, and does not know."""
+    """It trains alone for ever otherwise, and does not know. At first they may only be starting."""
     both, watched.swarm.board.view = watched.swarm.board.view, SwarmState.of([record("a")])
-    for view, told in ((watched.swarm.board.view, 1), (both, 1), (watched.swarm.board.view, 1)):
+    alone = watched.swarm.board.view
+    for view, told in ((alone, 0), (alone, 0), (alone, 1), (both, 1), (alone, 1)):
         watched.swarm.board.view = view
         watched.look(room.CALM_SECONDS + 1.0)
         watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))

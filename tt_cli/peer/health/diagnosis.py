@@ -18,6 +18,7 @@ DATA_SECONDS, DEVICE_SECONDS = 120.0, 300.0  # without a batch of data, a micro-
 USUAL_TIMES, BATCH_TIMES = 3.0, 20.0  # how often the usual time of a step, of a micro-batch
 STANDSTILL_SECONDS = 90.0  # of a state download
 READ_SECONDS = 6.0  # for the others' records on the DHT
+STARTING_SECONDS = 300.0  # in which who answers may try out micro-batches yet, and has no record
 FAILED_ROUNDS = 3  # in a row
 NAMED = 4
 
@@ -39,8 +40,8 @@ class PeerFacts:
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
     run's matchmaking_time and averaging_timeout. since_growth: since the swarm's samples grew. download: bytes that
     came, all, bytes a second. missing: names of trainers without which there is no quorum. alone: no other trainer is
-    seen. lost_company: there were some, and not all said goodbye. strange: nobody of this run has been seen at all, not
-    even an aux peer. listening: some trainer accepts connections.
+    seen. lost_company: there were some, and not all said goodbye. unmet: how long nobody of this run has been seen at
+    all, not even an aux peer. listening: some trainer accepts connections.
     """
 
     phase: str = "training"
@@ -65,7 +66,7 @@ class PeerFacts:
     missing: tuple[str, ...] = ()
     alone: bool = False
     lost_company: bool = False
-    strange: bool = False
+    unmet: float = 0.0
     client_mode: bool = False
     listening: bool = True
     contact: Connectivity | None = None
@@ -207,7 +208,7 @@ def _rounds(facts: PeerFacts) -> Diagnosis | None:
     if facts.lost_company and facts.contact is not None and facts.contact.answered:
         words = "alone in the swarm: the other trainers are not seen any more, while others answer"
         return Diagnosis("alone", words, (Remedy.REJOIN, Remedy.WAIT), stuck=False)
-    if facts.strange and facts.contact is not None and facts.contact.answered & facts.contact.initial:
+    if facts.unmet > STARTING_SECONDS and facts.contact is not None and facts.contact.answered & facts.contact.initial:
         words = "alone in the run: who answers at the initial peers has no record of anybody in it"
         advice = "if the organiser's page shows others, take the organiser's run file and version of tt"
         return Diagnosis("swarm", words, advice=advice, stuck=False, pause=600.0)

@@ -89,7 +89,7 @@ class ProgressWatchdog:
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
         self._company: int | None = None  # the era in which others were seen
-        self._lost, self._strange = False, True
+        self._lost, self._unmet_since = False, time.monotonic()
         self._contact: Connectivity | None = None
         self._met: list[str] = []  # who was remembered last
         self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
@@ -155,7 +155,7 @@ class ProgressWatchdog:
         state.enter((phase := collaboration.round_log.now).phase, phase.reason, now)
         others = [record for record in trainers if record.peer_id != collaboration.peer_id]
         self._count_others(others)
-        self._strange = self._strange and len(view.records) < 2
+        self._unmet_since = math.inf if len(view.records) > 1 else self._unmet_since
         download = state.download
         trains = collaboration.about.role == "trainer"  # an assistant is often alone
         return PeerFacts(
@@ -181,7 +181,7 @@ class ProgressWatchdog:
             missing=tuple(collaboration.missing()),
             alone=not others and trains,
             lost_company=self._lost and trains,
-            strange=self._strange and trains,
+            unmet=now - self._unmet_since if trains else 0.0,
             client_mode=collaboration.client_mode,
             listening=any(not record.client_mode for record in trainers),
             contact=self._contact,
