@@ -149,7 +149,7 @@ CAUSES: dict[str, tuple[PeerFacts, str, str, Remedy, bool]] = {
         True,
     ),
     "unknown": (
-        PeerFacts(since_step=LATE, samples=100, target=100),
+        PeerFacts(since_step=LATE, samples=100, target=100, contact=WELL, unmet=301),
         "step",
         "the samples for it are there",
         Remedy.REMATCH,

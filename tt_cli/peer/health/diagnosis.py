@@ -114,7 +114,8 @@ class Diagnosis:
 
 def diagnose(facts: PeerFacts) -> Diagnosis | None:
     """The one cause that explains most, None where all is well. A peer that is only slow is not stuck."""
-    return _own_processes(facts) or _network(facts) or _state(facts) or _rounds(facts) or _slowness(facts)
+    causes = (_own_processes, _network, _state, _rounds, _slowness, _company)
+    return next(filter(None, (cause(facts) for cause in causes)), None)
 
 
 def _own_processes(facts: PeerFacts) -> Diagnosis | None:
@@ -208,10 +209,6 @@ def _rounds(facts: PeerFacts) -> Diagnosis | None:
     if facts.lost_company and facts.contact is not None and facts.contact.answered:
         words = "alone in the swarm: the other trainers are not seen any more, while others answer"
         return Diagnosis("alone", words, (Remedy.REJOIN, Remedy.WAIT), stuck=False)
-    if facts.unmet > STARTING_SECONDS and facts.contact is not None and facts.contact.answered & facts.contact.initial:
-        words = "alone in the run: who answers at the initial peers has no record of anybody in it"
-        advice = "if the organiser's page shows others, take the organiser's run file and version of tt"
-        return Diagnosis("swarm", words, advice=advice, stuck=False, pause=600.0)
     return None
 
 
@@ -229,6 +226,15 @@ def _slowness(facts: PeerFacts) -> Diagnosis | None:
         return Diagnosis("no samples", words, (Remedy.REJOIN, Remedy.WAIT, Remedy.RESTART), pause=2 * facts.patience)
     ladder = (Remedy.REMATCH, Remedy.REJOIN, Remedy.REMATCH, Remedy.RESTART)
     return Diagnosis("step", f"{since}, and the samples for it are there", ladder, pause=2 * facts.patience)
+
+
+def _company(facts: PeerFacts) -> Diagnosis | None:
+    contact = facts.contact
+    if facts.unmet < STARTING_SECONDS or contact is None or not contact.answered & contact.initial:
+        return None
+    words = "alone in the run: who answers at the initial peers has no record of anybody in it"
+    advice = "if the organiser's page shows others, take the organiser's run file and version of tt"
+    return Diagnosis("swarm", words, advice=advice, stuck=False, pause=600.0)
 
 
 @dataclass
