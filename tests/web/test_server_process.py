@@ -157,7 +157,7 @@ def test_one_visitor_leaves_places_to_others_with_a_proxy_before_the_page_or_wit
     monkeypatch.setenv(DATABASE, "")
     told, orders = Told(), Orders()
     options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0, trusted_proxy="127.0.0.2")
-    thread = threading.Thread(target=web_process.main, args=(vars(options), told, orders))
+    thread = threading.Thread(target=web_process.main, args=(vars(options), told, orders), daemon=True)
     thread.start()
     port = port_in(told.wait("web page is at"))
     with ExitStack() as open_here:
