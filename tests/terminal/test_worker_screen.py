@@ -10,6 +10,7 @@ import pty
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,16 @@ def test_a_full_disk_that_takes_no_line_ends_nothing(form: str) -> None:
         for event in TRAINING:
             one.show(event)
     assert one.state.saved_step == 14
+
+
+def test_a_disk_that_has_room_again_has_no_half_of_a_line(tmp_path: Path) -> None:
+    with open(tmp_path / "events", "w") as file, Screen("t", AT_START, stream=file, json=True) as one:
+        with contextlib.suppress(OSError), open("/dev/full", "w") as one.stream:
+            one.show(e.Log("lost" * 1000))
+        one.stream = file
+        one.show(e.Log("there"))
+    (line,) = (tmp_path / "events").read_text().splitlines()
+    assert json.loads(line)["message"] == "there"
 
 
 @pytest.mark.parametrize("form", ["plain", "json"])

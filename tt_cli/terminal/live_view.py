@@ -89,7 +89,8 @@ class LiveScreen:
         self._above = ""
         self._size, self._height, self._afresh = self._console.size, 0, 0
         self._live: Live | None = None
-        self._piece = r".{1,60}|\n" if self.stream.isatty() else r"(?s).{1,1000}"  # what takes any takes it whole
+        pieces = r".{1,60}|\n" if self.stream.isatty() else r"(?s).{1,1000}"  # what takes any takes it whole
+        self._piece = r"(?s).+" if self.stream.seekable() else pieces  # a file takes a line, or on a full disk none
         self._unread, self._left_out = deque[str](), 0
 
     def __enter__(self) -> Self:
