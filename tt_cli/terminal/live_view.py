@@ -44,7 +44,7 @@ def write_line(stream: TextIO, line: str, end: str = "\n") -> None:
 def _takes_some(stream: TextIO, seconds: float) -> bool:
     """Tell whether a stream takes anything, within so many seconds; one that is no file of the system's does."""
     try:
-        return bool(select.select([], [stream], [], seconds)[1])
+        return bool(select.select([], [stream], [], max(0.0, seconds))[1])
     except (OSError, ValueError):
         return True
 
@@ -124,8 +124,9 @@ class LiveScreen:
                 raise
 
     def _flush(self, patience: float) -> None:
-        deadline = time.monotonic() + patience
-        while (self._unread or self._left_out) and _takes_some(self.stream, max(0.0, deadline - time.monotonic())):
+        began = time.monotonic()
+        while (self._unread or self._left_out) and _takes_some(self.stream, began + patience - time.monotonic()):
+            patience = PATIENCE  # somebody reads
             if not self._unread:
                 log = Log(f"{self._left_out} lines are left out here: nobody read them", "warning")
                 self._left_out = 0
