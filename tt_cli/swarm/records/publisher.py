@@ -468,7 +468,7 @@ class PeerDirectory:
             self._vote.about_to_store()
             self._published, self._kept = record, False
             sent = record.changed(vote=self._vote.of(record), time=self._time())
-        if self._put(peers_key, sent, self._life).result(timeout=DHT_SECONDS):
+        if self._send(sent).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()
                 self._sent, self._kept = sent, True
@@ -477,6 +477,9 @@ class PeerDirectory:
         """DHT time for a record; after the clock was set back that of the last one, which nodes would keep instead."""
         now, last = self._clock.dht_time(), self._sent.time if self._sent is not None else 0.0
         return max(now, last + TICK) if last < now + self._life + CLOCK_LEEWAY else now
+
+    def _send(self, record: PeerRecord) -> MPFuture[bool]:
+        return self._put(peers_key, record, self._life)
 
     def _put(self, key: Callable[[str], str], record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
@@ -493,6 +496,6 @@ class PeerDirectory:
             thread.join(timeout=2.0)
         if not self._threads or self._record is None or not self._dht.is_alive():
             return
-        gone = self._put(peers_key, self._record.changed(left=True, time=self._time()), self._life)
+        gone = self._send(self._record.changed(left=True, time=self._time()))
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)
