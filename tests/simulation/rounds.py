@@ -125,8 +125,8 @@ async def rounds_over(
         uploads = tuple(peer.averager.upload / 1e3 for peer in peers)
         plan = RoundPlan(f"{number}_00", names, min(names), len(names))
         results = await asyncio.gather(*(peer.round(plan) for peer in peers))
-        seconds = max(result.seconds["transfer"] + result.seconds["commit"] for result in results)
-        commit = max(result.seconds["commit"] for result in results)
+        took = [[result.seconds.get(phase, 0.0) for phase in ("transfer", "commit")] for result in results]
+        seconds, commit = max(map(sum, took)), max(one[1] for one in took)
         made.append(LinedRound(seconds, commit, uploads, tuple(filter(None, (result.problem for result in results)))))
     for peer in peers:
         peer.process.kill()

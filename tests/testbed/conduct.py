@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
@@ -140,15 +138,10 @@ class ConductedRendezvous(LeaderRendezvous):
     conduct: Callable[[int], Conduct]
     relays = 1
 
-    def __init__(
-        self,
-        dht: DHT,
-        prefix: str,
-        seeker: Callable[[], StepControl],
-        handed_out: Callable[[GroupInfo], Sequence[bytes]],
-        *more: Any,
-    ):
-        super().__init__(dht, prefix, seeker, lambda group: self._told(group, tuple(handed_out(group))), *more)
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        handed_out = self._handed_out
+        self._handed_out = lambda group: self._told(group, tuple(handed_out(group)))
 
     def _told(self, group: GroupInfo, gathered: tuple[bytes, ...]) -> Sequence[bytes]:
         if self.plan.leader != str(self.peer_id):

@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tt_cli.supervisor.events import Log
+from tt_cli.terminal.format import plural
 
 MOST_UNREAD = 2000  # pieces that wait for a reader
 PATIENCE = 1.0  # seconds for one who is slow
@@ -128,7 +129,7 @@ class LiveScreen:
         while (self._unread or self._left_out) and _takes_some(self.stream, began + patience - time.monotonic()):
             patience = PATIENCE  # somebody reads
             if not self._unread:
-                log = Log(f"{self._left_out} lines are left out here: nobody read them", "warning")
+                log = Log(f"{plural(self._left_out, 'line')} left out here: nobody read", "warning")
                 self._left_out = 0
                 plain = f"{clock(log.at)} {log.level:<12} {log.message}"
                 self._unread.append(f"{log.to_json() if self.mode == 'json' else plain}\n")

@@ -1,4 +1,4 @@
-"""Where the members of a round meet: at the peer that all of them take for the leader.
+"""The meeting place of a round's members: the peer that all of them take for the leader.
 
 In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
 signed records say who should come, and the state, which nobody knows before, says which of them leads; the others go to

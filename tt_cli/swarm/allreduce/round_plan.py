@@ -160,7 +160,7 @@ class RoundGroup:
     id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to wait for a
     sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of all
     members in their order. voices: peer id → share of a voice, of all members, by the passes with which they joined.
-    trainers, swarm: the same of the trainers, in the group or not, and their sum; neither for a newcomer, who may
+    trainers, swarm: the same of the trainers, in the group or not, and their sum; that is 0 for a newcomer, who may
     know of some that do not exist. steps: members that say to have made some. attempt: the number of the round
     among those from its state. locked: the hash of the average that it repeats, with that one's shares; b"" where
     it makes one. claims: who says in its join that it has precommitted that.

@@ -123,12 +123,7 @@ class Audits(ServicerBase):
                     silent.add(place[0])
 
     async def _look_at(
-        self,
-        phase: CommitProtocol,
-        place: Place,
-        late: bool,
-        overtaken: Callable[[], bool],
-        shows: Callable[[], None],
+        self, phase: CommitProtocol, place: Place, late: bool, overtaken: Callable[[], bool], shows: Callable[[], None]
     ) -> None:
         allreduce = phase.allreduce
         finding = await self.audit(allreduce, place, phase.checked, overtaken, shows)
