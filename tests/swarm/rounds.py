@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 from optim.settings import normal
+from simulation.virtual import VirtualLoop
 
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
@@ -197,8 +198,8 @@ class Member:
         return Outcome(self.allreduce, self.commit, self.store)
 
 
-def run_round(*members: Member, run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run) -> list[Outcome]:
-    """All members' outcomes; of those that have one. run: runs a coroutine."""
+def run_round(*members: Member) -> list[Outcome]:
+    """All members' outcomes, of those that have one, in virtual time: no patience ends because this machine is busy."""
 
     async def together() -> list[Outcome | None]:
         everybody = {member.peer: member for member in members}
@@ -208,7 +209,8 @@ def run_round(*members: Member, run: Callable[[Coroutine[Any, Any, Any]], Any] =
             member.prepare()
         return await asyncio.wait_for(asyncio.gather(*(member.take_part() for member in members)), 60)
 
-    return [outcome for outcome in run(together()) if outcome is not None]
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return [outcome for outcome in runner.run(together()) if outcome is not None]
 
 
 def expected(members: Sequence[Member]) -> numpy.ndarray:

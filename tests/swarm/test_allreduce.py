@@ -300,7 +300,7 @@ def test_one_that_has_a_part_and_does_not_give_it_leaves_time_to_ask_the_next() 
             stub.rpc_fetch_average = rpc_fetch_average
             return stub
 
-    outcomes = run_round(Mute(0), Member(1), FallsSilentForOne(2), Lacking(3), run=in_virtual_time)
+    outcomes = run_round(Mute(0), Member(1), FallsSilentForOne(2), Lacking(3))
     assert outcomes[3].commit.repaired and not outcomes[3].commit.dropped
 
 

@@ -16,7 +16,6 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.virtual import in_virtual_time
 from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, run_round
 
 from tt_cli.swarm import wire
@@ -482,7 +481,7 @@ class Staller(DoubleVoter):
 @pytest.mark.parametrize("kind", [Silent, Staller])
 def test_whoever_is_waited_for_in_vain_in_settling_has_held_the_round_up(kind: type[Member]) -> None:
     *honest, late = [*map(Member, range(3)), kind(3)]
-    for outcome in run_round(*honest, late, run=in_virtual_time)[:3]:
+    for outcome in run_round(*honest, late)[:3]:
         assert not outcome.commit.dropped and late_of(outcome.commit)[str(late.peer)] > late.patience / 2
 
 
