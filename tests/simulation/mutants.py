@@ -73,7 +73,7 @@ MUTANTS = {
     ),
     "quorum: any minority": Mutant(
         "allreduce.votes",
-        "return 2 * some > most and (2 * some > voices + liars or 4 * some > 3 * voices)",
+        "return 2 * some > voices + max(liars_among(voices), liars)",
         "return some > 0",
         "partition",
     ),
@@ -108,7 +108,7 @@ MUTANTS = {
         "allreduce.votes", "return max(ranked, default=None)", "return None", "moment"
     ),
     "commit: a quorum's votes are enough": Mutant(
-        "allreduce.commit", "lambda: self._has_quorum(self.precommits)", "lambda: True", "precommit"
+        "allreduce.commit", "self.dropped = not self._has_quorum(self.precommits)", "self.dropped = False", "precommit"
     ),
     "lock: whoever leads is believed": Mutant(
         "averager",
@@ -121,7 +121,7 @@ MUTANTS = {
         "ballot", "if now >= self._stuck[1] + (group.longest if away else 0.0):", "if False:", "moment"
     ),
     "commit: newcomers vote": Mutant(
-        "allreduce.commit", "group.steps, group.trainers, swarm)", "(), group.trainers, swarm)"
+        "allreduce.commit", "group.steps, group.trainers, group.swarm)", "(), group.trainers, group.swarm)"
     ),
     "quorum: newcomers count by their records": Mutant(
         "allreduce.round_plan",
@@ -164,7 +164,10 @@ MUTANTS = {
         "calm",
     ),
     "commit: who is gone is not counted": Mutant(
-        "allreduce.commit", "for peer in {me} | others}", "for peer in votes}", "moment"
+        "allreduce.commit",
+        "return are_enough(peers, self._electorates)",
+        "return are_enough(peers, electorates_of(dict.fromkeys(self._votes_heard(), 1)))",
+        "moment",
     ),
     "quorum: a peer that lost all goes on alone": Mutant(
         "network.connectivity", "if not found.answered and self._initial:", "if False:", "long"

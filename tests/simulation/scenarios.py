@@ -121,6 +121,12 @@ SCENARIOS = {
     "auxiliary orders": Scenario(
         stalls=2, crashes=2, cuts=1, clients=1, orders=3, sizes=(2, 3, 4), seconds=30.0, auxiliaries=1, keepers=True
     ),
+    "lying home": Scenario(
+        liars=("two-faced", "double", "locks", "leader", "mute", "wrong", "noise"),
+        clients=8,
+        aggregation="centered_clip",
+        sizes=(4, 4, 5, 7),
+    ),
     "users": Scenario(loss=0.005, cuts=1, moments=2, crashes=2, users=(3, 3, 4, 5), sizes=(5, 6, 7, 8)),
     "lying user": Scenario(
         users=(4, 4, 5),

@@ -20,7 +20,7 @@ COUNTS = {  # scenario → schedules
     **{"calm": 30, "lossy": 90, "crash": 90, "restart": 90, "partition": 120, "split": 120, "moment": 140},
     **{"long": 10, "hang": 80, "everything": 230, "pair": 200, "local steps": 50, "stall": 20},
     **{"reducer": 60, "backup": 50, "phantoms": 60, "locks": 50, "ballot": 30, "precommit": 60},
-    **{"homes": 30, "users": 30, "lying user": 30, "orders": 60},
+    **{"homes": 30, "lying home": 20, "users": 30, "lying user": 30, "orders": 60},
     **{"keepers": 24, "lying keeper": 18, "apart": 3, "auxiliary": 15, "auxiliary orders": 15},
     **{"liar": 60, "donor": 50, "liar of two": 40, "wrong": 40, "leader": 40, "two-faced": 40},
 }
@@ -166,6 +166,9 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
             Fault("crash", (0,), 10.1, 10.4, "newest"),
             Fault("crash", (1,), 10.1, 10.4, "newest"),
         ),
+    ),
+    Schedule(
+        985601, "lying home", 4, (Fault("client", (2,)), Fault("client", (1,)), Fault("liar", (3,), how="locks 746832"))
     ),
 ]
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from tt_cli.swarm.allreduce.messages import GROUP_BYTES, RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.allreduce.votes import Agreement, group_of
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
@@ -119,7 +119,7 @@ class Member:
         weight = WEIGHTS[self.number] if self.weight is None else self.weight
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, self.aggregation)
         self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
-        self.commit._asks_until = self.commit._ends = time.monotonic() + 1000.0
+        self.commit._asks_until = self.commit._ends = loop_time() + 1000.0
 
     def reduce_to(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Something else than the average, of which all are sent the same bytes."""

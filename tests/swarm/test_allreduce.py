@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,15 +14,17 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from simulation.virtual import in_virtual_time
-from swarm.rounds import CODEC, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, Outcome, expected, run_round
+from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, WEIGHTS, Member, Outcome, expected, run_round
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import ANSWERING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import part_hash
-from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, RoundRules, verify
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Opening, Precommit, RoundRules, verify
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.allreduce.settling import PATIENCE
 from tt_cli.swarm.allreduce.votes import read_status
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "mean")
@@ -316,7 +317,7 @@ class OutOfTime(Member):
 
     def prepare(self) -> None:
         super().prepare()
-        self.commit._ends = time.monotonic()
+        self.commit._ends = loop_time()
 
 
 def test_averages_that_nobody_heard_their_reducer_sign_are_made_again() -> None:
@@ -380,13 +381,17 @@ class SignsBoth(TwoFaced):
 
     deceived = (PEERS[0], PEERS[1])
 
+    def prepare(self) -> None:
+        super().prepare()
+        self.signed: dict[PeerID, bytes] = {}
+
     async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
         sent = []
         async for message in super().rpc_aggregate_part(stream, context):
             sent.append(part_hash(message.tensor_part.buffer))
             if self.allreduce.commitment and len(sent) == len(self.allreduce.parts_of(self.peer)):
                 signed = replace(Commitment.read(self.allreduce.commitment), outputs=tuple(sent))
-                message.peer_id = signed.sign(SIGNERS[self.number])
+                message.peer_id = self.signed[context.remote_id] = signed.sign(SIGNERS[self.number])
             yield message
 
 
@@ -402,6 +407,39 @@ def test_who_signs_unlike_averages_is_proven_guilty_by_both_and_nobody_steps() -
                 and result.problem == f"{liar}: signed unlike averages"
             )
             assert verify(Accusation.read(outcome.commit.proofs[liar]), RULES) == liar
+
+
+class Duplicitous(SignsBoth):
+    """Says to the first member, whatever it asks, that all is as that one has it; the others have another average."""
+
+    deceived = (PEERS[0],)
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        answer = await super().rpc_settle(message, context)
+        if context.remote_id not in self.deceived:
+            return answer
+        asked, mine = (read_status(word, len(self.allreduce.parts)) for word in (message, answer))
+        self.hashes = asked.hashes
+        vote = self.allreduce.group.vote(self.peer, self.hashes).sign(self.allreduce.signer)
+        return replace(mine, hashes=self.hashes, vote=vote, commitment=self.signed[context.remote_id]).pack(GROUP)
+
+    async def rpc_precommit(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        answer = await super().rpc_precommit(message, context)
+        if context.remote_id not in self.deceived:
+            return answer
+        signed = self.allreduce.group.vote(self.peer, self.hashes, Precommit).sign(self.allreduce.signer)
+        return wire.PRECOMMITTED.message((GROUP, (signed,)))
+
+
+def test_one_that_alone_accepts_connections_makes_no_two_step_otherwise() -> None:
+    members = [Member(0), Duplicitous(1), Member(2), Member(3)]
+    for honest in (members[0], *members[2:]):
+        honest.client = True
+    deceived, _, *others = run_round(*members)
+    assert deceived.store.hashes != others[0].store.hashes and len(deceived.commit.statuses) == 1
+    assert deceived.commit.dropped and not any(outcome.commit.dropped for outcome in others)
+    for outcome in others:
+        assert len(outcome.commit.precommits) == 3, "it hears one of them alone"
 
 
 def test_one_with_other_averages_that_does_not_say_who_signed_them_holds_nobody_up() -> None:

@@ -69,7 +69,7 @@ class Conduct:
         """Its precommit, and asks another member for that one's."""
         await ask()
 
-    async def is_confirmed(self, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def is_confirmed(self, answer: Callable[[], Awaitable[tuple[bytes, ...]]]) -> tuple[bytes, ...]:
         """By another member, which asks for its own precommit."""
         return await answer()
 
@@ -111,10 +111,10 @@ class ConductedCommit(CommitProtocol):
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         return await self.conduct.is_asked(self, partial(super().answer, peer, request))
 
-    async def _ask_precommit(self, member: PeerID, signed: bytes) -> None:
+    async def _ask_precommit(self, member: PeerID, signed: Sequence[bytes]) -> None:
         await self.conduct.confirms(self, member, partial(super()._ask_precommit, member, signed))
 
-    async def precommit(self, peer: PeerID, signed: bytes) -> bytes:
+    async def precommit(self, peer: PeerID, signed: Sequence[bytes]) -> tuple[bytes, ...]:
         return await self.conduct.is_confirmed(partial(super().precommit, peer, signed))
 
 

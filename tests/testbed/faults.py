@@ -145,9 +145,9 @@ class FaultyConduct(Conduct):
     async def confirms(self, commit: CommitProtocol, member: PeerID, ask: Callable[[], Awaitable[None]]) -> None:
         if self._stage != "drop precommit":
             return await ask()
-        await commit._take_precommit(str(member), b"")
+        await commit._take_signed((), str(member))
 
-    async def is_confirmed(self, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def is_confirmed(self, answer: Callable[[], Awaitable[tuple[bytes, ...]]]) -> tuple[bytes, ...]:
         if self._stage == "drop precommit":
             raise ConnectionError("lost on the way")
         return await answer()

@@ -223,8 +223,8 @@ VOTE = Form(
 )
 """(kind, run, state key, group id, attempt, cut, hash of the whole average: of the cut and its parts' hashes)"""
 
-PRECOMMITTED = Form("precommit of a round", tuple[bytes, bytes], (b"group", b"precommit"))
-"""(group id, signed precommit; empty where the round was dropped)"""
+PRECOMMITTED = Form("precommits of a round", tuple[bytes, Envelopes], (b"group", (b"precommit",)), most=2**21)
+"""(group id, a signed precommit; none where the round was dropped, and to ask for all: see allreduce/commit.py)"""
 
 LAST_VOTE = Form(
     "last vote",

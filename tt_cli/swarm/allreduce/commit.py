@@ -5,10 +5,10 @@
 2. These hashes are its votes: who lacks a part votes for what the first word of its reducer says that it gets to know,
    and no vote changes. Where a part has too few, the members without a vote are told what its reducer signed.
    A part without its reducer's word has no vote. Who votes on all parts signs that.
-3. When each part has the votes of a quorum of those whom it can hear and who have not dropped the round, and of the
-   trainers where it can hear all members, and it has fetched what it lacks, or holds other bytes of, from members with
-   these votes, it writes these votes down, and precommits: it says so, signed. It commits when a quorum has. Else it
-   drops the round.
+3. When each part has the votes of a quorum of members who have not dropped the round, and of the trainers, and it has
+   fetched what it lacks, or holds other bytes of, from members with these votes, it writes these votes down, and
+   precommits: it says so, signed. It commits when a quorum has. Else it drops the round. Who cannot be called hears
+   some of the members alone: these tell it what all signed.
 4. Where votes differ all are asked what their reducer signed, and how those voted who vote otherwise. Who signed unlike
    averages for two members is guilty by that, and who knows it does not step; so is who signed unlike votes.
 5. Where nobody knows what a reducer signed, those who know that it had begun send its parts to their backups, and
@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,10 +43,10 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
-from tt_cli.swarm.allreduce.messages import Commitment, Lock, NotProven, Precommit, average_hash
+from tt_cli.swarm.allreduce.messages import Commitment, Lock, NotProven, Precommit, SignedVote, average_hash
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
-from tt_cli.swarm.allreduce.settling import ASKED_TIMES, RETRY_SECONDS, Settling
-from tt_cli.swarm.allreduce.votes import Agreement, Electorates, agree, are_enough, electorates_of, liars_among
+from tt_cli.swarm.allreduce.settling import ASKED_TIMES, RETRY_SECONDS, SOON, Settling
+from tt_cli.swarm.allreduce.votes import Agreement, agree, are_enough, electorates_of, liars_among
 from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.gradient_buffer import NOBODY
 
@@ -116,10 +118,13 @@ class CommitProtocol(Settling):
         if before is not None and (made := before.commit) is not None:
             self.origin, allreduce.hashes = made.origin, made._hashes
         self._precommits: dict[str, tuple[bytes, bytes]] = {}  # peer → hash of the average, what it signed of that
-        self._electorates: Electorates = ()
+        group = allreduce.group
+        self._voices, liars = {peer: group.voices.get(peer, 1) for peer in group.limits}, liars_among(group.swarm)
+        self._electorates = electorates_of(self._voices, liars, group.steps, group.trainers, group.swarm)
+        self._told: dict[str, tuple[tuple[bytes, ...], bytes]] = {}  # peer → its votes as others heard them, signed
         self._awaited, self._asking = set[str](), list[asyncio.Task[None]]()  # whose precommits may still come
         self._locked_on: LastVote | None = None  # what it precommits
-        self._compared, self._decided = asyncio.Event(), asyncio.Event()
+        self._compared, self._decided, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.repetition: CommitProtocol | None = None
 
     @property
@@ -162,13 +167,22 @@ class CommitProtocol(Settling):
         """True while the store still holds this round's average."""
         return self.store.hashes is self._hashes
 
-    async def precommit(self, peer: PeerID, signed: bytes) -> bytes:
-        """Another member has precommitted so; what this one signed, b"" where it dropped the round, once it knows."""
+    async def precommit(self, peer: PeerID, signed: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Another member has precommitted so; what this one signed, nothing where it dropped the round, once it knows.
+
+        Who cannot hear all says nothing, and is told what these signed: the votes that this member precommitted; who
+        has precommitted itself, all precommits that are here when this member has ended.
+        """
         if peer not in self.members:
             raise ValueError("not a member of this round")
-        await self._take_precommit(str(peer), signed)
-        await asyncio.wait_for(self._decided.wait(), DECIDING * self.patience)
-        return self._precommits.get(str(self.me), (b"", b""))[1]
+        confirmed = str(peer) in self._precommits
+        if signed:
+            await self._take_signed(signed, str(peer))
+        known = self._ended if confirmed and not signed else self._decided
+        await asyncio.wait_for(known.wait(), DECIDING * self.patience)
+        if signed:
+            return self._precommits.get(str(self.me), ())[1:]
+        return tuple(self.precommits.values()) if confirmed else self.last_vote().shown
 
     async def run(self) -> None:
         """Compare, repeat and fetch, when the transfer is over, then commit or drop the round."""
@@ -178,6 +192,7 @@ class CommitProtocol(Settling):
             self.dropped, self.agreement = True, replace(self.agreement, unheard="did not hear in time")
         finally:
             self._decided.set()
+            self._ended.set()
 
     async def _run(self) -> None:
         self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
@@ -209,6 +224,9 @@ class CommitProtocol(Settling):
         if lost := self._lost():
             await self._repeat(lost)
             return
+        if self.me not in self.listening and not self._heard_enough():
+            await self._be_told(self._heard_enough, self._asks_until)
+            self._agree(called.keys() | calling, calling)
         self._compared.set()
         for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
@@ -235,8 +253,20 @@ class CommitProtocol(Settling):
         """The signers of votes for the whole average as this member has it, or is to have it."""
         wanted = self.agreement.wanted
         average = tuple(wanted[index][0] if index in wanted else held for index, held in enumerate(self._hashes))
-        mine = [str(self.me)] if tuple(self._votes) == average else []
-        return mine + [peer for peer, status in self.statuses.items() if status.hashes == average]
+        return [peer for peer, hashes in self._votes_heard().items() if hashes == average]
+
+    def _votes_heard(self) -> dict[str, tuple[bytes, ...]]:
+        """Peer id → its votes on the parts, as it said, or as others heard them."""
+        heard = {peer: hashes for peer, (hashes, _) in self._told.items()}
+        heard |= {peer: status.hashes for peer, status in self.statuses.items()}
+        return heard | {str(self.me): tuple(self._votes)}
+
+    def _heard_enough(self) -> bool:
+        """True for a quorum of members that vote alike."""
+        alike = defaultdict[tuple[bytes, ...], list[str]](list)
+        for peer, hashes in self._votes_heard().items():
+            alike[hashes].append(peer)
+        return any(map(self._has_quorum, alike.values()))
 
     def _whole_votes_lack(self) -> bool:
         """True where each part has a quorum's votes, of members that did not know all of them."""
@@ -248,8 +278,10 @@ class CommitProtocol(Settling):
         calling: members that call this one, and cannot be called.
         """
         mine, hashes = self.allreduce, tuple(self._hashes)
-        said = [self.status(), *self.statuses.values()]
-        self._locked_on = self._vote_for(hashes, [status.vote for status in said if status.hashes == hashes])
+        said = {peer: (status.hashes, status.vote) for peer, status in self.statuses.items()}
+        said[str(self.me)] = tuple(self._votes), self.status().vote
+        shown = [vote for votes, vote in (self._told | said).values() if votes == hashes]
+        self._locked_on = self._vote_for(hashes, shown)
         self._keep(self._locked_on)
         signed = mine.group.vote(self.me, hashes, Precommit).sign(mine.signer)
         self._precommits[str(self.me)] = self._average, signed
@@ -257,18 +289,38 @@ class CommitProtocol(Settling):
         there = {peer for peer, dropped in self._answered.items() if not dropped} - self._precommits.keys()
         others = [member for member in self.listening if str(member) in there]  # who has called is told by the answer
         # none of these calls is cancelled: who has yet to answer is to hear of this precommit
-        self._asking = [asyncio.create_task(self._ask_precommit(member, signed)) for member in others]
+        self._asking += [asyncio.create_task(self._ask_precommit(member, (signed,))) for member in others]
         self._awaited = there | calling - self._precommits.keys()
         try:
             async with asyncio.timeout(max(0.0, self._ends - loop_time())), self._heard:
                 await self._heard.wait_for(lambda: self._has_quorum(self.precommits) or not self._awaited)
         except TimeoutError:
             logger.info(f"no word of {self._awaited} about their precommits")
+        if self.me not in self.listening:
+            await self._be_told(lambda: self._has_quorum(self.precommits), self._ends)
         self.dropped = not self._has_quorum(self.precommits)
 
-    async def _ask_precommit(self, member: PeerID, signed: bytes) -> None:
-        """Tell one member of this one's precommit, and be told its own, once it has decided: it may wait for others."""
-        question, answer = wire.PRECOMMITTED.message((self.allreduce.group_id, signed)), b""
+    async def _be_told(self, enough: Callable[[], bool], until: float) -> None:
+        """Ask one after the other of those whom it can hear what all signed: nobody can call this member.
+
+        One may know less, lie, or take its time: then the next is asked, and what it says counts when it comes.
+        """
+        there = [member for member in self.listening if not self._answered.get(str(member), True)]
+        turn, asked = self.members.index(self.me) % max(1, len(there)), set[asyncio.Task[None]]()
+        there = there[turn:] + there[:turn]
+        while not enough() and (there or asked) and (left := until - loop_time()) > 0.0:
+            if there:
+                self._asking.append(asyncio.create_task(self._ask_precommit(there.pop(), ())))
+                asked.add(self._asking[-1])
+            patience = min(left, self.patience / SOON) if there else left
+            _, asked = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _ask_precommit(self, member: PeerID, signed: Sequence[bytes]) -> None:
+        """Tell one member of this one's precommit, and be told its own; or nothing, and be told what all signed.
+
+        It answers once it knows, and may wait for others: see `precommit`.
+        """
+        question, answer = wire.PRECOMMITTED.message((self.allreduce.group_id, tuple(signed))), tuple[bytes, ...]()
         for attempt in range(ASKED_TIMES):
             try:
                 stub, timeout = self.allreduce.stub_of(member), self._left(self._ends, DECIDING * self.patience)
@@ -279,16 +331,23 @@ class CommitProtocol(Settling):
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} whether it has precommitted failed: {error!r}")
                 await asyncio.sleep(RETRY_SECONDS * attempt)
-        await self._take_precommit(str(member), answer)
+        await self._take_signed(answer, str(member) if signed else "")
 
-    async def _take_precommit(self, peer: str, signed: bytes) -> None:
-        """Remember it, if it is one; nothing more is awaited from this member."""
+    async def _take_signed(self, signed: Iterable[bytes], peer: str = "") -> None:
+        """Remember members' precommits and votes, whoever tells of them; nothing more is awaited from `peer`."""
+        mine = self.allreduce
+        averages = {mine.group.vote(self.me, hashes).average: hashes for hashes in {*self._votes_heard().values()}}
         async with self._heard:
             self._awaited.discard(peer)
-            with contextlib.suppress(NotProven):
-                said = Precommit.read(signed, self.allreduce.signer.opened)
-                if (said.name, said.voter) == (self.allreduce.name, peer):
-                    self._precommits[peer] = said.average, signed
+            for envelope, kind in itertools.product(signed, (Precommit, SignedVote)):
+                with contextlib.suppress(NotProven):
+                    said = kind.read(envelope, mine.signer.opened)
+                    if said.name != mine.name or said.voter not in mine.group.limits:
+                        continue
+                    if kind is Precommit:
+                        self._precommits[said.voter] = said.average, envelope
+                    elif said.average in averages:
+                        self._told[said.voter] = averages[said.average], envelope
             self._heard.notify_all()
 
     def _lost(self) -> list[int]:
@@ -335,17 +394,19 @@ class CommitProtocol(Settling):
         mine.used = min(mine.used, again.allreduce.used)
 
     def _agree(self, others: Set[str], calling: Set[str]) -> None:
-        """Compare the votes that were heard. others: members that this one can hear. calling: those that call it."""
+        """Compare the votes that were heard. others: members that this one can hear. calling: those that call it.
+
+        Who cannot hear all goes by these, until others tell it of enough votes, without which it does not precommit.
+        """
         self._vote()
-        spoke = self._answered.keys() | calling
-        me, group = str(self.me), self.allreduce.group
-        votes: dict[str, Sequence[bytes]] = {me: self._votes}
-        votes |= {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
+        electorates = self._electorates
+        if self.me not in self.listening and not self._heard_enough():
+            heard = {peer: self._voices[peer] for peer in others | {str(self.me)}}
+            electorates = electorates_of(heard, steps=self.allreduce.group.steps)
+        spoke = electorates[0][0].keys() & (self._answered.keys() | calling | self._told.keys() | {str(self.me)})
+        votes = {peer: hashes for peer, hashes in self._votes_heard().items() if peer in spoke}
         dropped = [peer for peer, gone in self._answered.items() if gone]
-        voices = {peer: group.voices.get(peer, 1) for peer in {me} | others}
-        swarm = group.swarm if self.me in self.listening else 0  # who cannot be called hears some of the members alone
-        self._electorates = electorates_of(voices, liars_among(group.swarm), group.steps, group.trainers, swarm)
-        self.agreement = agree(self._hashes, votes, self._electorates, dropped)
+        self.agreement = agree(self._hashes, votes, electorates, dropped)
 
     def _vote(self) -> None:
         """Vote on each part on which this member has not voted yet, as its reducer signed; not once it is repeated.

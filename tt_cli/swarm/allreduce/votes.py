@@ -95,10 +95,9 @@ def liars_among(voices: Fraction | int) -> int:
 def is_quorum(some: Fraction | int, voices: Fraction | int, liars: int = 0) -> bool:
     """True for so many of all that they may commit together: two such sets have an honest one in common.
 
-    liars: how many may be among all of them, where they are a part of a swarm: of a small part half at most.
+    liars: how many may be among all of them, where they are a part of a swarm.
     """
-    most = voices + liars_among(voices)
-    return 2 * some > most and (2 * some > voices + liars or 4 * some > 3 * voices)
+    return 2 * some > voices + max(liars_among(voices), liars)
 
 
 def most_say(numbers: Mapping[str, int], voices: Mapping[str, Fraction | int]) -> int:
@@ -151,11 +150,11 @@ def electorates_of(
     trainers: Mapping[str, Fraction | int] = MappingProxyType({}),
     swarm: Fraction | int = 0,
 ) -> Electorates:
-    """All members of a round who can be heard, those of them who have made steps, where some have, and the trainers.
+    """All members of a round, those of them who have made steps, where some have, and the trainers.
 
     voices: of all of them. liars: how many voices of the swarm may lie. Newcomers do not know how many lie: what is
     enough for them is so for those who have made steps. trainers, swarm: those of whom, wherever they are, and of how
-    many voices in all who can hear all members needs a quorum: whoever is told of two groups votes in one of them.
+    many voices in all a quorum is needed: whoever is told of two groups votes in one of them.
     """
     with_steps = {peer: voice for peer, voice in voices.items() if peer in steps}
     electorates = [(voices, sum(voices.values()), liars)]
@@ -180,7 +179,7 @@ def agree(
 ) -> Agreement:
     """The outcome of comparing votes. held: hashes of what this member has. votes: peer id → those that were heard.
 
-    electorates: of all who could be heard. dropped: those who have dropped the round. A quorum must be heard that has
+    electorates: of whom a quorum is needed. dropped: those who have dropped the round. A quorum must be heard that has
     not dropped it, and each part needs the votes of one.
     """
     voices, gone = electorates[0][0], set(dropped)
