@@ -10,9 +10,11 @@ A comment that begins with `figures` and a record's id is the template of the bl
     each rows: | {row} | {loss:.2%} | {attacks-1[loss]} |
     -->
 
-What is in braces is Python's format of a figure of that record, or of another one by its id; `.1fMiB` has bytes in MiB.
-A line that begins with `each` is repeated for the rows of a table in the record; other records stand for their row of
-the same name there.
+What is in braces is Python's format of a figure of that record, or of another one by its id; `.1fMiB` has bytes in MiB,
+and `.6` the first six letters of words. A line that begins with `each` is repeated for the rows of a table in the
+record; other records stand for their row of the same name there, and `{record}` is the id.
+
+Several ids, oldest first (`<!-- figures attacks-12+attacks-13`), are one table with the newest row of each name.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ class Figures(string.Formatter):
         """A dash for what was not measured; words, such as "not finite", whatever the form of the other rows."""
         if value is None or isinstance(value, bool):
             return {None: "–", True: "yes", False: "no"}[value]
-        if isinstance(value, (str, list)):
-            return value if isinstance(value, str) else ", ".join(map(str, value))
+        if isinstance(value, str):
+            return format(value, form) if re.fullmatch(r"\.\d+", form) else value
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
         if form.endswith("MiB"):
             value, form = value / 2**20, form.removesuffix("MiB")
         return format(value, form).replace("%", " %").replace("-", "−")
@@ -56,17 +60,18 @@ def by_id() -> dict[str, Named]:
     return {r["id"]: {key: named(value) for key, value in r["figures"].items()} for r in stored.records()}
 
 
-def filled(template: str, record: str, records: dict[str, Named]) -> str:
+def filled(template: str, ids: str, records: dict[str, Named]) -> str:
     """The block of a template."""
-    lines, figures = [], Figures()
+    lines, figures, newest = [], Figures(), ids.split("+")
     for line in template.splitlines():
         if each := re.match(r"each (\w+): ", line):
             tables = {name: found[each[1]] for name, found in records.items() if isinstance(found.get(each[1]), dict)}
-            for row, own in tables[record].items():
+            rows = {row: own | {"record": record} for record in newest for row, own in tables[record].items()}
+            for row, own in rows.items():
                 beside = {name: table[row] for name, table in tables.items() if row in table}
                 lines.append(figures.vformat(line[each.end() :], (), beside | {"row": row} | own))
         else:
-            lines.append(figures.vformat(line, (), records | records[record]))
+            lines.append(figures.vformat(line, (), records | records[newest[-1]]))
     return "\n".join(lines)
 
 

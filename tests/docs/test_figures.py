@@ -89,3 +89,12 @@ def test_a_template_takes_figures_of_several_records_and_repeats_rows() -> None:
     assert build_figures.built(made, records) == made
     with pytest.raises(KeyError):
         build_figures.built(page.replace("{share", "{shares"), records)
+
+
+def test_a_table_of_several_records_has_the_newest_row_of_each_name() -> None:
+    records = {
+        "a-1": {"rows": {"x": {"loss": 1.5, "noticed": "7 of 7: late"}, "y": {"loss": 2.0, "noticed": None}}},
+        "a-2": {"rows": {"y": {"loss": 2.5, "noticed": "3 of 3: wrong"}, "z": {"loss": 3.0, "noticed": "–"}}},
+    }
+    made = build_figures.filled("each rows: {row} {loss:.1f} {noticed:.6} {record}", "a-1+a-2", records)
+    assert made == "x 1.5 7 of 7 a-1\ny 2.5 3 of 3 a-2\nz 3.0 – a-2"
