@@ -12,7 +12,7 @@ A comment that begins with `figures` and a record's id is the template of the bl
 
 What is in braces is Python's format of a figure of that record, or of another one by its id; `.1fMiB` has bytes in MiB,
 and `.6` the first six letters of words. A line that begins with `each` is repeated for the rows of a table in the
-record; other records stand for their row of the same name there, and `{record}` is the id.
+record; other records stand for their row of the same name there, dashes where they have none.
 
 Several ids, oldest first (`<!-- figures attacks-12+attacks-13`), are one table with the newest row of each name.
 """
@@ -66,9 +66,10 @@ def filled(template: str, ids: str, records: dict[str, Named]) -> str:
     for line in template.splitlines():
         if each := re.match(r"each (\w+): ", line):
             tables = {name: found[each[1]] for name, found in records.items() if isinstance(found.get(each[1]), dict)}
-            rows = {row: own | {"record": record} for record in newest for row, own in tables[record].items()}
-            for row, own in rows.items():
-                beside = {name: table[row] for name, table in tables.items() if row in table}
+            for row, own in {row: own for record in newest for row, own in tables[record].items()}.items():
+                beside = {
+                    name: table.get(row, dict.fromkeys(next(iter(table.values())))) for name, table in tables.items()
+                }
                 lines.append(figures.vformat(line[each.end() :], (), beside | {"row": row} | own))
         else:
             lines.append(figures.vformat(line, (), records | records[newest[-1]]))

@@ -91,10 +91,13 @@ def test_a_template_takes_figures_of_several_records_and_repeats_rows() -> None:
         build_figures.built(page.replace("{share", "{shares"), records)
 
 
-def test_a_table_of_several_records_has_the_newest_row_of_each_name() -> None:
+def test_a_table_of_several_records_has_the_newest_row_of_each_name_beside_those_of_another() -> None:
     records = {
         "a-1": {"rows": {"x": {"loss": 1.5, "noticed": "7 of 7: late"}, "y": {"loss": 2.0, "noticed": None}}},
         "a-2": {"rows": {"y": {"loss": 2.5, "noticed": "3 of 3: wrong"}, "z": {"loss": 3.0, "noticed": "–"}}},
+        "b-1": {"rows": {"y": {"loss": 4.0}}},
     }
-    made = build_figures.filled("each rows: {row} {loss:.1f} {noticed:.6} {record}", "a-1+a-2", records)
-    assert made == "x 1.5 7 of 7 a-1\ny 2.5 3 of 3 a-2\nz 3.0 – a-2"
+    made = build_figures.filled("each rows: {row} {loss:.1f} {noticed:.6} {b-1[loss]:.1f}", "a-1+a-2", records)
+    assert made == "x 1.5 7 of 7 –\ny 2.5 3 of 3 4.0\nz 3.0 – –"
+    with pytest.raises(KeyError):
+        build_figures.filled("each rows: {b-1[lost]:.1f}", "a-1+a-2", records)
