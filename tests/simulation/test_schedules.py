@@ -34,7 +34,7 @@ CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
     "catch-up: nobody is ever behind",
     "audit: the guilty are whoever spoke",
 )
-FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator found"
+FOUND = [  # what broke a promise once: docs/searches.md, "What the simulator found"
     Schedule(100, "crash", 3, (Fault("crash", (2,), 8.699009075856885, 10.0), Fault("client", (1,)))),
     Schedule(
         15,
