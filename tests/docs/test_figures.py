@@ -92,7 +92,7 @@ def test_a_template_takes_figures_of_several_records_and_repeats_rows() -> None:
 
 
 def test_a_table_of_several_records_has_the_newest_row_of_each_name_beside_those_of_another() -> None:
-    records = {
+    records: dict[str, build_figures.Named] = {
         "a-1": {"rows": {"x": {"loss": 1.5, "noticed": "7 of 7: late"}, "y": {"loss": 2.0, "noticed": None}}},
         "a-2": {"rows": {"y": {"loss": 2.5, "noticed": "3 of 3: wrong"}, "z": {"loss": 3.0, "noticed": "–"}}},
         "b-1": {"rows": {"y": {"loss": 4.0}}},
