@@ -268,6 +268,10 @@ class Node:
             self.network.defect = error  # of the liar: whom it talks to must not take it for a fault
             raise
 
+    def bans(self, peer: PeerID) -> bool:
+        """As a `PassGuard` does before it calls: it knows that this one is banned."""
+        return self.membership is not None and self.membership.is_banned(str(peer))
+
     def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any, bool, Process]:
         """As a door of a closed run: with the pass of who calls. Handler, whether it takes a stream, whose it is."""
         there = self.network.nodes[peer]
@@ -287,6 +291,8 @@ class Node:
             async for answer in await self.iterate_protobuf_handler(peer, name, input, output_type):
                 return answer
             raise Broken("no answer")
+        if self.bans(peer):
+            raise Broken("it is banned")
         there = self.network.nodes[peer]
         await self._carry(self, there, method, input)
         there, handler, _, process = self._handler_at(peer, method)
@@ -462,9 +468,14 @@ class Dht:
         known = ping.keywords.get("known", {})
         peers = {peer: node for node in network.nodes.values() if (peer := str(node.peer_id)) in known}
 
+        def answers(node: Node) -> bool:
+            """One in client mode is not asked, nor one that either side knows to be banned."""
+            strange = self.node.bans(node.peer_id) or node.bans(self.peer_id)
+            there = not node.process.dead and network.passes(me, node.number) and not strange
+            return there and (node.dht is None or not (node.dht.client_mode or node.dht.hangs() >= PING_SECONDS))
+
         def answered() -> Any:
-            there = {p: n for p, n in peers.items() if not n.process.dead and network.passes(me, n.number)}
-            return {p: 0.0 for p, node in there.items() if node.dht is None or node.dht.hangs() < PING_SECONDS}, {}
+            return {peer: 0.0 for peer, node in peers.items() if answers(node)}, {}
 
         longest = max((node.dht.hangs() for node in peers.values() if node.dht is not None), default=0.0)
         return self._later(answered, min(longest, PING_SECONDS))

@@ -155,6 +155,7 @@ FOUND = [  # what broke a promise once: docs/searches.md, "What the simulator fo
             Fault("order", (1,), 7.882075654128244, 11.214180512108694, "ban 1"),
         ),
     ),
+    Schedule.drawn(170, "orders"),
     Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,
