@@ -156,6 +156,17 @@ FOUND = [  # what broke a promise once: docs/searches.md, "What the simulator fo
         ),
     ),
     Schedule.drawn(170, "orders"),
+    Schedule(
+        12,
+        "orders",
+        3,
+        (
+            Fault("crash", (0,), 1.7, 1.9),
+            Fault("client", (2,)),
+            Fault("order", (0,), 4.4, 4.7, "ban 1"),
+            Fault("order", (2,), 6.6, 8.4, "pause"),
+        ),
+    ),
     Schedule(1199, "stall", 4, (Fault("stop", (2,), 2.8052990048097968, 27.805299004809797, "dht"),)),
     Schedule(
         2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -176,8 +176,10 @@ def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
 class Answers(ConnectivityMonitor):
     """Without a DHT: `answer` is what pings tell, but for what they tell `first`."""
 
-    def __init__(self, *initial: str, clock: Clock | None = None, met: Sequence[str] = ()):
-        super().__init__(None, initial, clock, met)  # type: ignore[arg-type]
+    def __init__(
+        self, *initial: str, clock: Clock | None = None, met: Sequence[str] = (), banned: Set[str] = frozenset()
+    ):
+        super().__init__(None, initial, clock, met, lambda peer: peer in banned)  # type: ignore[arg-type]
         self.first: list[Connectivity] = []
         self.answer = answers()
 
@@ -261,6 +263,17 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     pair = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
     pair.accompanied("a")
     assert not pair.why_not_alone(parted=["a"]), "the only other one said goodbye"
+
+
+def test_who_is_banned_is_not_waited_for_and_nobody_is_cut_off_for_its_silence() -> None:
+    banned = set[str]()
+    pair = Answers("/ip4/10.0.0.1/tcp/1/p2p/a", banned=banned)
+    pair.accompanied("a")
+    assert pair.why_not_alone() == CUT_OFF
+    banned.add("a")
+    assert not pair.why_not_alone()
+    pair.accompanied("b")
+    assert pair.why_not_alone() == CUT_OFF, "another one may be there still"
 
 
 def test_who_begins_anew_waits_for_those_that_it_met_before_where_they_answer() -> None:

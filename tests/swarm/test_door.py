@@ -31,6 +31,7 @@ from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.pass_guard import PassGuard, frame
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.connectivity import UNSEEN, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
 from tt_cli.swarm.records.peer_record import history_key, peers_key
@@ -181,6 +182,22 @@ def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(
     assert three.peer_id not in {record.peer_id for record in read_records(deaf, members.run)}
     for board in boards:
         board.stop()
+
+
+def test_who_is_banned_is_neither_pinged_nor_waited_for(members: Members) -> None:
+    """It is the only one through which the other joined, and its silence does not mean that this one is cut off."""
+    (banned, identity), (other, _) = (members.start(name, role="aux") for name in ("mallory", "left"))
+    publish(members, banned, identity)
+    assert identity.peer_id in {record.peer_id for record in read_records(other, members.run)}
+    is_banned = membership_at(other).is_banned
+    contacts = ConnectivityMonitor(other, addresses_of(banned), banned=is_banned)
+    contacts.accompanied([identity.peer_id])
+    assert contacts.why_not_alone() == UNSEEN.format("another trainer")
+    members.issuer.ban([members.folder / "left"], members.run, ["Mallory"])
+    deadline = time.monotonic() + 60.0
+    while contacts.ask().answered or not is_banned(identity.peer_id):
+        assert time.monotonic() < deadline, "the ban was not read"
+    assert not contacts.why_not_alone()
 
 
 # ------------------------------------------------------------------ without a swarm

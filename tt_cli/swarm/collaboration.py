@@ -35,6 +35,7 @@ from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.matchmaking import Matchmaker
+from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
@@ -132,7 +133,8 @@ class Collaboration:
         self.take_over = CatchUp(
             run, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
         )
-        self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock, network.met)
+        banned = membership_at(dht).is_banned
+        self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock, network.met, banned)
         self.round_log = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = self.directory_type(
             run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT"), self.clock

@@ -122,12 +122,18 @@ class ConnectivityMonitor:
     """Whom this peer knows, and by which addresses. For any thread.
 
     initial_peers: multiaddrs that it joined through; none for a first peer. met: of members that it met before that.
+    banned: tells whether the organiser bans this peer id.
     """
 
     def __init__(
-        self, dht: DHT, initial_peers: Sequence[str] = (), clock: Clock | None = None, met: Sequence[str] = ()
+        self,
+        dht: DHT,
+        initial_peers: Sequence[str] = (),
+        clock: Clock | None = None,
+        met: Sequence[str] = (),
+        banned: Callable[[str], bool] = lambda peer_id: False,
     ):
-        self._dht, self._clock = dht, clock or Clock()
+        self._dht, self._clock, self._banned = dht, clock or Clock(), banned
         self._lock = threading.Lock()
         self._initial = places(initial_peers)
         self._known = dict[str, list[str]]()  # beside those; who was met last is last
@@ -159,7 +165,8 @@ class ConnectivityMonitor:
         said goodbye.
         """
         self._company.difference_update(parted)
-        unseen = self._company - set(seen)
+        # who is banned is not asked, so its silence says nothing of this peer's line
+        unseen = {peer for peer in self._company.difference(seen) if not self._banned(peer)}
         if not unseen:
             self._unseen_since = math.inf
             return ""
