@@ -412,6 +412,30 @@ def test_of_four_three_must_have_precommitted_and_signed_that(way: str) -> None:
         assert outcome.commit.dropped == (way != "") and outcome.commit.precommitted
 
 
+class Withholding(Member):
+    """Tells nobody what the others signed."""
+
+    way = ""
+
+    async def rpc_precommit(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if wire.PRECOMMITTED.read(message)[1]:
+            return await super().rpc_precommit(message, context)
+        if self.way == "hangs":
+            await asyncio.Event().wait()
+        if self.way == "breaks off":
+            raise ConnectionError("no more")
+        return wire.PRECOMMITTED.message((GROUP, ()))
+
+
+@pytest.mark.parametrize("way", ["hangs", "breaks off", "knows nothing"])
+def test_one_that_tells_nobody_what_all_signed_keeps_nobody_from_the_step(way: str) -> None:
+    members = [Member(0), Member(1), Member(2), type("Withholding", (Withholding,), {"way": way})(3)]
+    members[0].client = members[1].client = True
+    for outcome in run_round(*members):
+        commit = outcome.commit
+        assert not commit.dropped and len(commit.precommits) >= 3 and len(commit.last_vote().shown) >= 3
+
+
 class DoubleVoter(Member):
     """Votes for the first two members as they do, and for the third one otherwise."""
 
