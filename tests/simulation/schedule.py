@@ -140,10 +140,15 @@ class Schedule:
             gone = {number for fault in faults if fault.how == "for good" for number in fault.about}
         for _ in range(entropy.randint(1, most.orders) if most.orders else 0):
             hearing = {*entropy.sample(everybody, entropy.randint(1, len(everybody)))}
-            hearing |= {KEEPER} if hearing <= gone else set()
             back = f"{entropy.choice(['back', 'back', 'published'])} {entropy.uniform(0.0, 1.0):.2f}"
             how = entropy.choice([back, back, back, "pause", f"ban {entropy.randrange(1, count)}"])
             faults.append(Fault("order", tuple(sorted(hearing)), *times(6.0), how))
+        if most.orders:  # who died, or is banned, hands no order on
+            gone |= {int(fault.how.split()[1]) for fault in faults if fault.how.startswith("ban")}
+            faults = [
+                replace(f, about=(KEEPER, *f.about)) if f.kind == "order" and gone.issuperset(f.about) else f
+                for f in faults
+            ]
         if most.orders and count > 3 and entropy.random() < DEFIED:
             defying = entropy.sample(range(1, count), entropy.randint(1, (count - 1) // 3))
             # who begins anew just then, or hung meanwhile, knows nobody, and may follow one who defies the order; and

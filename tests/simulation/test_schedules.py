@@ -156,6 +156,7 @@ FOUND = [  # what broke a promise once: docs/searches.md, "What the simulator fo
         ),
     ),
     Schedule.drawn(170, "orders"),
+    Schedule.drawn(985587, "orders"),
     Schedule(
         12,
         "orders",

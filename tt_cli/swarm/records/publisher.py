@@ -424,7 +424,8 @@ class PeerDirectory:
         if notice is not None and (to := notice.rollback) is not None and to.order != self.era:
             before, self.era = self._before or voters_among(self.view.records), to.order
             self._before = [record.changed(epoch=to.step, digest=to.digest, vote=True) for record in before]
-        self._before = [r for r in self._before if r.peer_id in self._heard or r.peer_id == self._peer_id]
+        heard = {peer for peer in self._heard if not self._membership.is_banned(peer)} | {self._peer_id}
+        self._before = [record for record in self._before if record.peer_id in heard]
         return self._before
 
     def _count_trainers(self, view: SwarmState) -> None:
