@@ -257,8 +257,8 @@ class CommitProtocol(Settling):
 
     def _votes_heard(self) -> dict[str, tuple[bytes, ...]]:
         """Peer id → its votes on the parts, as it said, or as others heard them."""
-        heard = {peer: hashes for peer, (hashes, _) in self._told.items()}
-        heard |= {peer: status.hashes for peer, status in self.statuses.items()}
+        heard = {peer: status.hashes for peer, status in self.statuses.items()}
+        heard |= {peer: hashes for peer, (hashes, _) in self._told.items()}
         return heard | {str(self.me): tuple(self._votes)}
 
     def _heard_enough(self) -> bool:
@@ -278,9 +278,9 @@ class CommitProtocol(Settling):
         calling: members that call this one, and cannot be called.
         """
         mine, hashes = self.allreduce, tuple(self._hashes)
-        said = {peer: (status.hashes, status.vote) for peer, status in self.statuses.items()}
+        said = {peer: (status.hashes, status.vote) for peer, status in self.statuses.items()} | self._told
         said[str(self.me)] = tuple(self._votes), self.status().vote
-        shown = [vote for votes, vote in (self._told | said).values() if votes == hashes]
+        shown = [vote for votes, vote in said.values() if votes == hashes]
         self._locked_on = self._vote_for(hashes, shown)
         self._keep(self._locked_on)
         signed = mine.group.vote(self.me, hashes, Precommit).sign(mine.signer)
@@ -334,9 +334,9 @@ class CommitProtocol(Settling):
         await self._take_signed(answer, str(member) if signed else "")
 
     async def _take_signed(self, signed: Iterable[bytes], peer: str = "") -> None:
-        """Remember members' precommits and votes, whoever tells of them; nothing more is awaited from `peer`."""
-        mine = self.allreduce
-        averages = {mine.group.vote(self.me, hashes).average: hashes for hashes in {*self._votes_heard().values()}}
+        """Remember members' precommits: nothing more is awaited from `peer`; without one it is what others signed."""
+        mine, voted = self.allreduce, set() if peer else {*self._votes_heard().values()}
+        averages = {mine.group.vote(self.me, hashes).average: hashes for hashes in voted}
         async with self._heard:
             self._awaited.discard(peer)
             for envelope, kind in itertools.product(signed, (Precommit, SignedVote)):
