@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "package_lines": 49_102,
+    "package_lines": 49_103,
     "most_files_in_a_folder": 15,
     "repeated_file_names": 6,
     "repeated_class_names": 8,

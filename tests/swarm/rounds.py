@@ -90,7 +90,7 @@ class Member:
     def __init__(self, number: int):
         self.number, self.peer = number, PEERS[number]
         self.everybody: dict[PeerID, Member] = {}
-        self.patience, self.longest = 1.0, 10.0
+        self.patience, self.longest, self.ends = 1.0, 10.0, 1000.0
         self.aggregation: Aggregation = "mean"
         self.allowed: dict[str, float] = {}
 
@@ -119,7 +119,7 @@ class Member:
         weight = WEIGHTS[self.number] if self.weight is None else self.weight
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, self.aggregation)
         self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
-        self.commit._asks_until = self.commit._ends = loop_time() + 1000.0
+        self.commit._asks_until = self.commit._ends = loop_time() + self.ends
 
     def reduce_to(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Something else than the average, of which all are sent the same bytes."""

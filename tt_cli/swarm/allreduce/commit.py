@@ -287,16 +287,17 @@ class CommitProtocol(Settling):
         self._precommits[str(self.me)] = self._average, signed
         self._decided.set()
         there = {peer for peer, dropped in self._answered.items() if not dropped} - self._precommits.keys()
-        others = [member for member in self.listening if str(member) in there]  # who has called is told by the answer
-        # none of these calls is cancelled: who has yet to answer is to hear of this precommit
+        # who has called is told by the answer; none of these calls is cancelled: all are to hear of this precommit
+        others = [member for member in self.listening if str(member) in there]
         self._asking += [asyncio.create_task(self._ask_precommit(member, (signed,))) for member in others]
         self._awaited = there | calling - self._precommits.keys()
+        until = self._ends if self.me in self.listening else loop_time() + self.patience / SOON
         try:
-            async with asyncio.timeout(max(0.0, self._ends - loop_time())), self._heard:
+            async with asyncio.timeout(max(0.0, min(until, self._ends) - loop_time())), self._heard:
                 await self._heard.wait_for(lambda: self._has_quorum(self.precommits) or not self._awaited)
         except TimeoutError:
             logger.info(f"no word of {self._awaited} about their precommits")
-        if self.me not in self.listening:
+        if self.me not in self.listening:  # others can tell it of those who are late
             await self._be_told(lambda: self._has_quorum(self.precommits), self._ends)
         self.dropped = not self._has_quorum(self.precommits)
 
@@ -306,8 +307,8 @@ class CommitProtocol(Settling):
         One may know less, lie, or take its time: then the next is asked, and what it says counts when it comes.
         """
         there = [member for member in self.listening if not self._answered.get(str(member), True)]
-        turn, asked = self.members.index(self.me) % max(1, len(there)), set[asyncio.Task[None]]()
-        there = there[turn:] + there[:turn]
+        turn = self.members.index(self.me) % max(1, len(there))
+        there, asked = there[turn:] + there[:turn], {ask for ask in self._asking if not ask.done()}
         while not enough() and (there or asked) and (left := until - loop_time()) > 0.0:
             if there:
                 self._asking.append(asyncio.create_task(self._ask_precommit(there.pop(), ())))
